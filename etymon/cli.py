@@ -75,7 +75,7 @@ def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoR
     except EtymonError as error:
         if debug:
             raise
-        _refuse(str(error))
+        _refuse(str(error) if error.code is None else f"{error} (see etymon help {error.code})")
     except click.UsageError as error:
         command = "etymon --help" if error.ctx is None else f"{error.ctx.command_path} --help"
         _refuse(f"{error.format_message().rstrip('.')} (see {command})")
@@ -95,7 +95,8 @@ def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoR
             name = os.fsdecode(error.filename)
             _refuse(f"cannot use {name}: {error.strerror}; mend that, or give another name")
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            _refuse(f"cannot write: {error.strerror}; make room, also in the temporary folder (TMPDIR)")
+            room = f"cannot write: {error.strerror}; make room, also in the temporary folder (TMPDIR)"
+            _refuse(f"{room} (see etymon help no-room)")
         traceback.print_exception(error.with_traceback(_without_dispatch(error.__traceback__)))
         print("etymon: this is a bug in etymon; please report it with the lines above", file=sys.stderr)
         sys.exit(1)
@@ -119,7 +120,8 @@ class Commands(click.Group):
     def __init__(self, verbs: Mapping[str, str]) -> None:
         super().__init__(
             help="Pretrain, evaluate, generate with and look inside language models, on your own text.",
-            epilog="Every verb is a Python function too: etymon.generate(...), etymon.pretrain(...).",
+            epilog="Every verb is a Python function too: etymon.generate(...), etymon.pretrain(...). "
+            "etymon help VERB shows its page, etymon help errors what refusals mean.",
             params=[
                 click.Option(
                     ["--version"],
@@ -155,6 +157,8 @@ class Commands(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         verb = name.replace("-", "_")
+        if verb == "help" and verb not in self.verbs:
+            return _help_command(self)
         if verb not in self.verbs or "_" in name:
             if context.resilient_parsing:  # a shell asks, and there is nobody to tell
                 return None
@@ -171,6 +175,40 @@ class Commands(click.Group):
             if rows := [(name, summaries[name]) for name in names if name in summaries]:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
+
+
+def _help_command(commands: Commands) -> click.Command:
+    """`etymon help`, `etymon help VERB`, `etymon help CODE`, `etymon help errors`."""
+
+    def show(topic: str | None) -> int:
+        from etymon.verbs import error_pages
+
+        context = click.get_current_context()
+        top = context.parent
+        assert top is not None
+        pages = dict(error_pages.error_list())
+        if topic is None:
+            print(commands.get_help(top))
+        elif topic in commands.list_commands(top):
+            verb = command(topic.replace("-", "_"))
+            print(verb.get_help(HelpContext(verb, parent=top, info_name=topic)))
+        elif topic in pages:
+            print(error_pages.error_page(topic, context.make_formatter().width))
+        elif topic == "errors":
+            formatter = context.make_formatter()
+            formatter.write_dl(list(pages.items()))
+            print(formatter.getvalue(), end="")
+        else:
+            known = [*commands.list_commands(top), *pages, "errors"]
+            raise EtymonError(f"there is no help on {topic!r}: {did_you_mean(topic, known)}")
+        return 0
+
+    return VerbCommand(
+        "help",
+        params=[click.Argument(["topic"], required=False)],
+        callback=show,
+        help="Show the page of a verb, or what a refusal means and what to do.",
+    )
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:

@@ -53,11 +53,13 @@ def strict(cls: type[Config], mapping: Mapping[str, Any], where: str) -> Config:
         raise EtymonError(f"{where} holds something that is not a plain value: {error}") from error
     for key, number in _numbers(mapping):
         if not is_usable(number):
-            raise EtymonError(f"bad value in {where}: {key} is {_shown(number)}, {USABLE}")
+            raise EtymonError(
+                f"bad value in {where}: {key} is {_shown(number)}, {USABLE}", code="bad-setting"
+            )
     try:
         return TypeAdapter(cls).validate_json(text, strict=True, extra="forbid")
     except ValidationError as error:
-        raise EtymonError(complaint(cls, error, where)) from None
+        raise EtymonError(complaint(cls, error, where), code="bad-setting") from None
 
 
 def check_keys(cls: type, mapping: Mapping[str, Any], where: str) -> None:
@@ -125,12 +127,14 @@ def parse_duration(text: str) -> float:
     word = str(text).strip().lower()
     # A number alone could be steps, seconds or minutes: guessing wrong costs a night.
     if re.fullmatch(r"\d+(\.\d+)?", word):
-        raise EtymonError(f"duration {word!r} has no unit: write {word}s, {word}m or {word}h")
+        raise EtymonError(f"duration {word!r} has no unit: write {word}s, {word}m or {word}h", code="budget")
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*([smhd])", word)
     # Decimals: 1.1h is 3960 seconds, not 3960.0000000000005.
     seconds = float(sum(Decimal(number) * _DURATION_UNITS[unit] for number, unit in parts))
     if seconds <= 0 or not re.fullmatch(r"(\s*\d+(\.\d+)?\s*[smhd])+", word):
-        raise EtymonError(f"cannot read {text!r} as a duration: write e.g. 90s, 10m, 1h30m or 2d")
+        raise EtymonError(
+            f"cannot read {text!r} as a duration: write e.g. 90s, 10m, 1h30m or 2d", code="budget"
+        )
     if seconds > LONGEST_DURATION:
         raise EtymonError(f"the duration {text!r} is longer than a hundred years: write e.g. 90s, 10m or 2d")
     return seconds
@@ -236,7 +240,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     keys = dotted.strip().split(".")
     if not equals or not all(keys):
         raise EtymonError(
-            f"cannot read the override {override!r}: write it as key=value or section.key=value"
+            f"cannot read the override {override!r}: write it as key=value or section.key=value",
+            code="bad-setting",
         )
     place = tree
     for depth, key in enumerate(keys[:-1]):
@@ -245,7 +250,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             section = ".".join(keys[: depth + 1])
             raise EtymonError(
-                f"the override {override!r} does not fit: {section} is {_kind(inner)}, not a section"
+                f"the override {override!r} does not fit: {section} is {_kind(inner)}, not a section",
+                code="bad-setting",
             )
         place[key] = inner
         place = inner

@@ -13,8 +13,13 @@ ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
 class EtymonError(Exception):
     """A user's mistake or a machine's limit: one line saying what, where and what to do.
 
-    The command line prints the message without a traceback and leaves with a non-zero exit code.
+    The command line prints the message without a traceback and leaves with a non-zero exit code. A common one
+    has a `code`, the name of its section in docs/errors.md, which `etymon help CODE` shows.
     """
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def visible(text: str, breaks: str = "\n\t") -> str:

@@ -248,7 +248,9 @@ def require_ray(on: str) -> Any:
     try:
         import ray
     except ImportError:
-        raise EtymonError("--on ray needs Ray: pip install 'etymon[cluster]'") from None
+        raise EtymonError(
+            "--on ray needs Ray: pip install 'etymon[cluster]'", code="missing-package"
+        ) from None
     return ray
 
 

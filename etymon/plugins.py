@@ -109,12 +109,14 @@ def open_plugin(source: str | os.PathLike[str]) -> ModuleType:
         if path is None and isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
             raise EtymonError(
                 f"there is no plugin module {name!r} here: install it, or give the path of a file, "
-                f"such as --plugin {name.rpartition('.')[2]}.py"
+                f"such as --plugin {name.rpartition('.')[2]}.py",
+                code="plugin",
             ) from None
         # Its own line says where to look; a traceback would be of our machinery.
         raise EtymonError(
             f"the plugin {text} cannot be imported: {_reason(error, path)}; mend that, then give the same "
-            "command again"
+            "command again",
+            code="plugin",
         ) from error
 
 
@@ -132,7 +134,8 @@ def _file_of(text: str) -> Path | None:
         raise EtymonError(f"the plugin {text} is a folder without __init__.py: name a file in it, or add one")
     if not path.exists():
         raise EtymonError(
-            f"there is no plugin {text} (looked for in {Path.cwd()}): give the path of its file"
+            f"there is no plugin {text} (looked for in {Path.cwd()}): give the path of its file",
+            code="plugin",
         )
     return path
 

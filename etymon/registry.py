@@ -93,7 +93,7 @@ class Registry(Mapping[str, Any]):
     def find(self, name: str) -> Any:
         """What the name stands for; an EtymonError with what to do if nothing has it."""
         if name not in self:
-            raise EtymonError(f"there is no {self.kind} {name!r}: {self.advise(name)}")
+            raise EtymonError(f"there is no {self.kind} {name!r}: {self.advise(name)}", code="unknown-name")
         return self[name]
 
     def advise(self, name: str) -> str:

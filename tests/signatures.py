@@ -1,7 +1,7 @@
 """Writes what is generated from the declarations of settings: `python -m tests.signatures`.
 
 `etymon/__init__.pyi` has the typed signatures of all verbs, for type checkers and editors; docs/settings.md has the tables
-of all settings, docs/verbs.md every verb with its options. `tests/test_signatures.py` says whether they are current.
+of all settings, docs/verbs.md every verb with its options, docs/errors.md what `etymon help CODE` shows. `tests/test_signatures.py` says whether they are current.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,20 @@ def _row(option: Option) -> str:
 
 
 DOCS = ROOT.parent / "docs"
-GENERATED = {ROOT / "__init__.pyi": stub, DOCS / "settings.md": tables, DOCS / "verbs.md": verb_reference}
+
+
+def error_page(language: str) -> str:
+    """The text of docs/errors.md, which the package has a copy of, for `etymon help CODE`."""
+    return (ROOT / "locale" / language / "errors.md").read_text(encoding="utf-8")
+
+
+GENERATED = {
+    ROOT / "__init__.pyi": stub,
+    DOCS / "settings.md": tables,
+    DOCS / "verbs.md": verb_reference,
+    DOCS / "errors.md": partial(error_page, "en"),
+    DOCS / "errors.zh.md": partial(error_page, "zh"),
+}
 
 if __name__ == "__main__":
     for path, make in GENERATED.items():

@@ -40,9 +40,11 @@ def read_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """The config.json of a model folder."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise EtymonError(f"no such folder: {folder}")
+        raise EtymonError(f"no such folder: {folder}", code="no-model")
     if not (folder / CONFIG).is_file():
-        raise EtymonError(f"no {CONFIG} in {folder}, but {holds(folder)}; give the folder of a saved model")
+        raise EtymonError(
+            f"no {CONFIG} in {folder}, but {holds(folder)}; give the folder of a saved model", code="no-model"
+        )
     # Before anything of it is understood: without its plugin, it would be a family that nobody knows.
     recognise_plugins(folder)
     config = read_json(folder / CONFIG)
@@ -96,7 +98,7 @@ def write_model_folder(
             manifest: dict[str, Any] = {"files": [*names, MANIFEST], "sha256": digests}
             write_json(aside / MANIFEST, manifest | ({"plugins": list(plugins)} if plugins else {}))
         except EtymonError as error:  # speak of the folder that was asked for, not of the one beside it
-            raise EtymonError(str(error).replace(str(aside), str(folder))) from error
+            raise EtymonError(str(error).replace(str(aside), str(folder)), code=error.code) from error
 
 
 def ensure_replaceable(folder: str | os.PathLike[str]) -> None:
@@ -110,13 +112,15 @@ def ensure_replaceable(folder: str | os.PathLike[str]) -> None:
         return
     if not (folder / MANIFEST).is_file():
         raise EtymonError(
-            f"{folder} was not written by etymon ({holds(folder)}) and is left alone; give another folder"
+            f"{folder} was not written by etymon ({holds(folder)}) and is left alone; give another folder",
+            code="folder-taken",
         )
     foreign = sorted(set(_files(folder)) - set(read_json(folder / MANIFEST).get("files", ())))
     if foreign:
         raise EtymonError(
             f"{folder} also holds files that etymon did not write ({some(foreign, 5)}); move them or "
-            "give another folder"
+            "give another folder",
+            code="folder-taken",
         )
 
 
@@ -143,7 +147,9 @@ def verify_checksums(folder: str | os.PathLike[str], manifest: Mapping[str, str]
             is_missing = isinstance(error, FileNotFoundError)
             problem = "is missing" if is_missing else f"cannot be read: {error.strerror}"
         if problem:
-            raise EtymonError(f"the checkpoint {folder} is broken: {name} {problem}; use an older one")
+            raise EtymonError(
+                f"the checkpoint {folder} is broken: {name} {problem}; use an older one", code="damaged-model"
+            )
 
 
 def _files(folder: Path) -> list[str]:
@@ -210,7 +216,8 @@ def _compare(
             raise EtymonError(
                 f"{folder / name} is not what was saved (its checksum differs from {MANIFEST}): copy the "
                 "folder again; if it "
-                f"was changed on purpose, say --no-verify (verify=False), or remove {MANIFEST}"
+                f"was changed on purpose, say --no-verify (verify=False), or remove {MANIFEST}",
+                code="damaged-model",
             ) from cause
 
 
@@ -234,7 +241,8 @@ def recognise_plugins(folder: Path) -> None:
         if record.kind == "family":
             raise EtymonError(
                 f"{folder} is a model of the family {record.name!r} of the plugin {record.source}, and a "
-                f"folder brings no code: {record.advice}"
+                f"folder brings no code: {record.advice}",
+                code="plugin",
             )
 
 

@@ -49,7 +49,8 @@ def resolve(name_or_folder: str | os.PathLike[str], *, revision: str | None = No
     name = os.fspath(name_or_folder)
     if not name.strip():
         raise EtymonError(
-            "the name of the model is empty; give a folder or a hub id such as openai-community/gpt2"
+            "the name of the model is empty; give a folder or a hub id such as openai-community/gpt2",
+            code="no-model",
         )
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -59,9 +60,9 @@ def resolve(name_or_folder: str | os.PathLike[str], *, revision: str | None = No
             )
         return folder
     if folder.exists():
-        raise EtymonError(f"{name} is a file; give the folder it is in")
+        raise EtymonError(f"{name} is a file; give the folder it is in", code="no-model")
     if not isinstance(name_or_folder, str) or _looks_like_path(name):
-        raise EtymonError(f"no such folder: {name}{_similar(name)}")
+        raise EtymonError(f"no such folder: {name}{_similar(name)}", code="no-model")
     return _download(name, revision, _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE"))
 
 
@@ -121,7 +122,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
     # The order matters: the later kinds include the earlier ones.
     except HFValidationError as error:
         raise EtymonError(
-            f"{name!r} is neither a folder here nor a possible hub id (owner/name); check the spelling"
+            f"{name!r} is neither a folder here nor a possible hub id (owner/name); check the spelling",
+            code="no-model",
         ) from error
     except LocalEntryNotFoundError as error:
         # It was reached, and looking into the cache did not help.
@@ -131,12 +133,14 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
             raise EtymonError(
                 f"{name} is no folder here{_similar(name)} and not complete in the local cache, and "
                 "offline mode is on; "
-                "go online once (HF_HUB_OFFLINE=0) or give a local folder"
+                "go online once (HF_HUB_OFFLINE=0) or give a local folder",
+                code="no-model",
             ) from error
         raise EtymonError(
             f"{name} is no folder here{_similar(name)} and not complete in the local cache, and "
             f"{endpoint or 'the hub'} "
-            "cannot be reached; check the name or the connection"
+            "cannot be reached; check the name or the connection",
+            code="no-model",
         ) from error
     except GatedRepoError as error:
         raise EtymonError(
@@ -146,7 +150,8 @@ def _download(name: str, revision: str | None, offline: bool) -> Path:
         raise EtymonError(
             f"there is no model {name}: no such folder here{_similar(name)} and no such repository on "
             "the hub; check the "
-            "spelling, or log in with `hf auth login` if it is private"
+            "spelling, or log in with `hf auth login` if it is private",
+            code="no-model",
         ) from error
     except RevisionNotFoundError as error:
         raise EtymonError(f"{name} has no revision {revision!r}; give a branch, a tag or a commit") from error

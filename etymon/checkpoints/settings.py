@@ -225,7 +225,8 @@ class SettingsMap:
             options = " ".join(f"--ignore-config-key {key}" for key in problems)
             raise EtymonError(
                 f"{where} describes a model that is not built here: {'; '.join(problems.values())} "
-                f"(if that does not matter: {options})"
+                f"(if that does not matter: {options})",
+                code="unknown-config",
             )
         if self.after_read is not None:
             try:

@@ -262,7 +262,8 @@ def require_finite(model: Model, folder: Path) -> None:
         raise EtymonError(
             f"the weights in {folder} are NaN or infinite: {count:,} values of "
             f"{name}{more if len(faults) > 1 else ''}; "
-            "take an older checkpoint, or open it all the same with --no-verify (verify=False)"
+            "take an older checkpoint, or open it all the same with --no-verify (verify=False)",
+            code="damaged-model",
         )
 
 

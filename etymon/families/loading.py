@@ -83,7 +83,8 @@ def shape_of(family: Family, size: str | None = None, **changed: Any) -> Any:
     """The shape of a size, the first one by default, with any field changed by name."""
     size = size or next(iter(family.sizes))
     if size not in family.sizes:
-        raise EtymonError(f"{family.title} has no size {size!r}: {did_you_mean(size, family.sizes)}")
+        names = did_you_mean(size, family.sizes)
+        raise EtymonError(f"{family.title} has no size {size!r}: {names}", code="unknown-name")
     return strict(family.shape, {**family.sizes[size], **changed}, f"the shape of {family.title}")
 
 

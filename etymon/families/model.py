@@ -194,7 +194,8 @@ class Model(Backbone):
         """Refuses what only a language model can do."""
         if self._vocabulary is None:
             raise EtymonError(
-                f"this {self.family.title} has no vocabulary head and cannot {doing}: load a language model"
+                f"this {self.family.title} has no vocabulary head and cannot {doing}: load a language model",
+                code="wrong-family",
             )
 
     @property

@@ -173,7 +173,9 @@ def check_generates(model: Model) -> None:
     model.require_vocabulary("generate")
     if "state" not in model.capabilities:
         hint = ": it fills blanks (etymon fill)" if "bidirectional" in model.capabilities else ""
-        raise EtymonError(f"{model.family.title} does not generate from left to right{hint}")
+        raise EtymonError(
+            f"{model.family.title} does not generate from left to right{hint}", code="wrong-family"
+        )
 
 
 def check_ids(rows: list[list[int]], vocabulary: int) -> None:
@@ -220,14 +222,16 @@ def token_limits(
         if model.encoder_decoder:
             if model.positions is not None and used > model.positions:
                 raise EtymonError(
-                    f"the source has {used} tokens, but the model reads {model.positions}: shorten it"
+                    f"the source has {used} tokens, but the model reads {model.positions}: shorten it",
+                    code="too-long",
                 )
             used = 0  # the decoder's positions are its own
         room = sys.maxsize if settings.window or positions is None else positions - used
         if room < 1:
             raise EtymonError(
                 f"the prompt has {used} tokens and the model {positions} positions: there is no room for new "
-                "tokens, shorten the prompt, or let a window slide (etymon generate --window)"
+                "tokens, shorten the prompt, or let a window slide (etymon generate --window)",
+                code="too-long",
             )
         wanted = longest_choice or (settings.max_new_tokens if row_limits is None else row_limits[number])
         if wanted is None:
@@ -237,7 +241,8 @@ def token_limits(
             hint = ", or let a window slide (etymon generate --window)" if longest_choice is None else ""
             raise EtymonError(
                 f"{used} tokens of prompt and {wanted} new ones are {used + wanted}, but the model has "
-                f"{positions} positions: {verb} {room} new tokens, shorten the prompt{hint}"
+                f"{positions} positions: {verb} {room} new tokens, shorten the prompt{hint}",
+                code="too-long",
             )
         limits.append(wanted)
     return limits

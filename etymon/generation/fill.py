@@ -108,14 +108,16 @@ def fill_texts(
     if not (reads_both and has_marks):
         raise EtymonError(
             f"{model.family.title} cannot fill blanks: use an encoder or BART with a mask token, "
-            "or T5 with its sentinels"
+            "or T5 with its sentinels",
+            code="wrong-family",
         )
     marker = re.compile(f"{re.escape(tokenizer.roles.get('mask', '<mask>'))}|{MARKERS}")
     blank_texts = [BlankText(text, marker.split(text), marker.findall(text)) for text in texts]
     for text in blank_texts:
         if not text.marks:
             raise EtymonError(
-                f"there is no blank in {text.text[:60]!r}: mark it with {tokenizer.roles.get('mask', '___')}"
+                f"there is no blank in {text.text[:60]!r}: mark it with {tokenizer.roles.get('mask', '___')}",
+                code="no-blank",
             )
     fillings: list[Filling] = []
     for first in range(0, len(texts), batch_size):

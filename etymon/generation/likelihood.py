@@ -132,7 +132,7 @@ def score_texts(
             )
         scored = score_rows(model, _masked_rows(model, encoded))
     else:
-        raise EtymonError(f"{title} gives no likelihood of a text")
+        raise EtymonError(f"{title} gives no likelihood of a text", code="wrong-family")
     kind: Kind = "likelihood" if is_causal or model.encoder_decoder else "pseudo-likelihood"
     ids_by_text: list[list[int]] = [[] for _ in texts]
     log_probs_by_text: list[list[float]] = [[] for _ in texts]
@@ -336,7 +336,8 @@ def _masked_rows(model: Model, encoded: list[np.ndarray]) -> Iterator[InputRow]:
         if model.positions is not None and len(framed.ids) > model.positions:
             raise EtymonError(
                 f"a text has {len(framed.ids)} tokens, but the model reads {model.positions}: cut it into "
-                "sentences (for a file: --lines)"
+                "sentences (for a file: --lines)",
+                code="too-long",
             )
         # Pseudo-log-likelihood (Salazar et al. 2020): each token masked in turn, one row a token.
         for place in np.flatnonzero(~framed.special):

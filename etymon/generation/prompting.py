@@ -82,7 +82,8 @@ class Prompter:
         if "state" not in model.capabilities:
             raise EtymonError(
                 f"{model.family.title} reads both sides of a word at once and cannot go on from a prompt: "
-                "prompt a decoder (GPT-2) or an encoder-decoder (T5)"
+                "prompt a decoder (GPT-2) or an encoder-decoder (T5)",
+                code="wrong-family",
             )
         self.model = model
         # A beginning that sees what follows it is another one in every prompt: it cannot be shared.

@@ -46,7 +46,8 @@ def inspect_texts(model: Model, texts: Sequence[str], name: str, batch_size: int
     if "replaced" not in model.heads:
         raise EtymonError(
             f"{name} is no discriminator: train one with `etymon pretrain electra`, or give its "
-            "discriminator's folder"
+            "discriminator's folder",
+            code="wrong-family",
         )
     tokenizer = tokenizer_of(model)
     inspections = []
@@ -59,7 +60,8 @@ def inspect_texts(model: Model, texts: Sequence[str], name: str, batch_size: int
                 if model.positions is not None and len(frame.ids) > model.positions:
                     raise EtymonError(
                         f"a text has {len(frame.ids)} tokens, but the model reads {model.positions}: "
-                        "shorten it"
+                        "shorten it",
+                        code="too-long",
                     )
             batch = Batch.of(
                 [frame.ids for frame in framed],

@@ -32,7 +32,9 @@ def attention_maps(model: Model, source: str, target: str | None = None) -> list
     with torch.inference_mode(), eval_mode(model):
         maps = (_encoder_decoder_maps if model.encoder_decoder else _self_maps)(model, source, target)
     if not maps:
-        raise EtymonError(f"{model.family.title} has no attention to look at: it is recurrent")
+        raise EtymonError(
+            f"{model.family.title} has no attention to look at: it is recurrent", code="wrong-family"
+        )
     return maps
 
 
@@ -91,4 +93,7 @@ def _check_length(model: Model, length: int) -> None:
     if not length:
         raise EtymonError("the text has no tokens: there is nothing to attend to")
     if model.positions is not None and length > model.positions:
-        raise EtymonError(f"the text has {length} tokens, but the model reads {model.positions}: shorten it")
+        raise EtymonError(
+            f"the text has {length} tokens, but the model reads {model.positions}: shorten it",
+            code="too-long",
+        )

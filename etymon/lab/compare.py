@@ -83,12 +83,15 @@ class Tournament:
             given, overrides = settings["given"], settings["overrides"]
         elif self.marker.exists():
             raise EtymonError(
-                f"{folder} holds a comparison already: go on with --resume, or give another --out"
+                f"{folder} holds a comparison already: go on with --resume, or give another --out",
+                code="run-exists",
             )
         else:
             require_free(folder)
             if source is None:
-                raise EtymonError("there is no text to train on: give --data with files, folders or globs")
+                raise EtymonError(
+                    "there is no text to train on: give --data with files, folders or globs", code="no-data"
+                )
         # Each of torchrun's processes would hold a tournament of its own in the same folder.
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise EtymonError("a comparison runs in one process: start it without torchrun")

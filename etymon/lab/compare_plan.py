@@ -171,26 +171,31 @@ def read_saved(marker: Path, design: Design, settings: dict[str, Any]) -> dict[s
     refused."""
     folder = marker.parent
     if not marker.is_file():
-        raise EtymonError(f"there is no comparison in {folder} to resume: it has no {COMPARE_FILE}")
+        raise EtymonError(
+            f"there is no comparison in {folder} to resume: it has no {COMPARE_FILE}", code="no-run"
+        )
     saved = read_json(marker)
     usual, before = Design(design.arms), Design.of(saved["settings"]["design"])
     if design.arms != before.arms:
         raise EtymonError(
             f"the comparison in {folder} began with the arms {shlex.join(before.arms)}: name the same, or "
-            "give another --out"
+            "give another --out",
+            code="run-changed",
         )
     for part in fields(Design):
         now, then = getattr(design, part.name), getattr(before, part.name)
         if now not in (then, getattr(usual, part.name)):
             raise EtymonError(
                 f"the comparison in {folder} began with {part.name} {then}, not {now}: leave that out, or "
-                "give another --out"
+                "give another --out",
+                code="run-changed",
             )
     for name in ("given", "overrides"):
         if settings[name] and settings[name] != saved["settings"][name]:
             raise EtymonError(
                 f"the comparison in {folder} began with other settings of the runs: leave them out, or give "
-                "another --out"
+                "another --out",
+                code="run-changed",
             )
     return saved
 

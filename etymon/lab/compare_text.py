@@ -97,7 +97,8 @@ def cut_text(
                 raise EtymonError(
                     f"{source.description} has too little text: {counts[name][1]:,} bytes to "
                     f"{'train on' if name == 'train' else f'{name} on'}; give more text, or larger "
-                    "--validation and --test"
+                    "--validation and --test",
+                    code="too-little-text",
                 )
         result = TextCounts(
             source.description,

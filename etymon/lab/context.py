@@ -175,7 +175,8 @@ def check(model: Model, memory: int | None) -> None:
     if model.encoder_decoder or "causal" not in model.capabilities:
         raise EtymonError(
             f"{title} does not predict a text from left to right, so there is no context length to "
-            "measure: give decoders"
+            "measure: give decoders",
+            code="wrong-family",
         )
     model.require_vocabulary("score")
     if memory is not None and memory < 0:

@@ -54,7 +54,8 @@ def logit_lens(model: Model, text: str, top: int = 5) -> LayerPredictions:
         raise EtymonError("the text has no tokens: there is nothing to predict")
     if model.positions is not None and len(ids) > model.positions:
         raise EtymonError(
-            f"the text has {len(ids)} tokens, but the model reads {model.positions}: shorten it"
+            f"the text has {len(ids)} tokens, but the model reads {model.positions}: shorten it",
+            code="too-long",
         )
     batch = Batch.of([ids], segments=[segments], device=model.device)
     with eval_mode(model), trace(model, attention=False) as seen:

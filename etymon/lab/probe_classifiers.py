@@ -56,7 +56,9 @@ def logistic_regression() -> Any:
     try:
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
-        raise EtymonError("probing needs scikit-learn: pip install 'etymon[evaluate]'") from error
+        raise EtymonError(
+            "probing needs scikit-learn: pip install 'etymon[evaluate]'", code="missing-package"
+        ) from error
     return LogisticRegression
 
 

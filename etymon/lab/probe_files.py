@@ -124,7 +124,7 @@ def _group_files(
                 raise EtymonError(f"no tasks in the folder {path}: it needs {', '.join(FORMATS)} files")
             files.update(dict.fromkeys(inside))
         elif not path.is_file():
-            raise EtymonError(f"no such file or folder: {path}")
+            raise EtymonError(f"no such file or folder: {path}", code="no-file")
         elif format is None and path.suffix.lower() not in FORMATS:
             raise EtymonError(
                 f"cannot tell what {path} is: name it with --format {'|'.join(get_args(Format))}"

@@ -94,7 +94,9 @@ class Template:
         for literal, name in self.parts:
             text += literal
             if name is not None and name not in record:
-                raise EtymonError(f"{place}: no column {name!r}; {did_you_mean(name, map(str, record))}")
+                raise EtymonError(
+                    f"{place}: no column {name!r}; {did_you_mean(name, map(str, record))}", code="no-column"
+                )
             text += "" if name is None else _cell_text(record[name], name, place)
         return text
 

@@ -83,7 +83,10 @@ def read_suite(name: str) -> tuple[str, Suite, Path]:
     built_in = {path.stem: path for path in sorted(BUILT_IN.glob("*.yaml"))}
     path = built_in.get(name, Path(name))
     if not path.is_file():
-        raise EtymonError(f"there is no suite {name!r} (nor such a file): {did_you_mean(name, built_in)}")
+        raise EtymonError(
+            f"there is no suite {name!r} (nor such a file): {did_you_mean(name, built_in)}",
+            code="unknown-name",
+        )
     suite = strict(Suite, read_yaml(path), str(path))
     names = [part.name for part in suite.parts]
     if not names or len(set(names)) < len(names):

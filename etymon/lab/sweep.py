@@ -153,11 +153,14 @@ class Sweep:
         if not resume:
             if (folder / SWEEP_FILE).exists():
                 raise EtymonError(
-                    f"{folder} holds a sweep already: go on with --resume, or give another --out"
+                    f"{folder} holds a sweep already: go on with --resume, or give another --out",
+                    code="run-exists",
                 )
             require_free(folder)
             if source is None and not file.data and "data" not in grid:
-                raise EtymonError("there is no text to train on: give --data with files, folders or globs")
+                raise EtymonError(
+                    "there is no text to train on: give --data with files, folders or globs", code="no-data"
+                )
         self.folder, self.file, self.grid, self.seeds, self.source = folder, file, grid, seeds, source
         self.progress, self.progress_kind, self.options = make_progress(progress), progress, options
         self.on = on
@@ -352,7 +355,7 @@ def _read_saved(
 ) -> tuple[dict[str, Any], RunFile]:
     """sweep.json and its settings; settings given now may repeat those, and anything else is refused."""
     if not (folder / SWEEP_FILE).is_file():
-        raise EtymonError(f"there is no sweep in {folder} to resume: it has no {SWEEP_FILE}")
+        raise EtymonError(f"there is no sweep in {folder} to resume: it has no {SWEEP_FILE}", code="no-run")
     saved = read_json(folder / SWEEP_FILE)
     records = read_records(saved.get("plugins", []), str(folder / SWEEP_FILE))
     require_records(records, str(folder), changed=changed_plugins)
@@ -362,7 +365,8 @@ def _read_saved(
     if difference or not is_same or seeds not in (None, saved["seeds"]):
         name = difference[0] if difference else "grid, seeds or family"
         raise EtymonError(
-            f"the sweep in {folder} began with another {name}: leave that out, or give another --out"
+            f"the sweep in {folder} began with another {name}: leave that out, or give another --out",
+            code="run-changed",
         )
     return saved, before
 

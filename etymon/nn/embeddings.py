@@ -71,7 +71,8 @@ class Embeddings(ComputesInPrecision, nn.Module):
         if self.room is not None and batch.last_position >= self.room:
             raise EtymonError(
                 f"the text has {batch.last_position + 1} tokens, but the model has {self.room} positions: "
-                "shorten it, or cut it into pieces"
+                "shorten it, or cut it into pieces",
+                code="too-long",
             )
         if self.positions is not None:
             positions = batch.positions if self.count_hidden else _visible_positions(batch)

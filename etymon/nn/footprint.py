@@ -160,4 +160,6 @@ def no_memory(
 ) -> EtymonError:
     """The refusal of what does not fit: `what` is asked for, and `advice` says what would fit."""
     place = "this machine has" if device.type == "cpu" else f"{device} has"
-    return EtymonError(f"{what} needs {needed}, and {place} {format_bytes(free)} free: {advice}")
+    return EtymonError(
+        f"{what} needs {needed}, and {place} {format_bytes(free)} free: {advice}", code="no-memory"
+    )

@@ -72,15 +72,16 @@ def resume_job(job: Job) -> Job:
     file = read_run_file(folder, type(given))
     # By family, not by name: upper case and hyphens do not matter.
     if get_family(file.family) is not get_family(given.family):
-        raise EtymonError(f"the run in {folder} trains {file.family}, not {given.family}")
+        raise EtymonError(f"the run in {folder} trains {file.family}, not {given.family}", code="run-changed")
     if (difference := find_difference(given, file)) is not None:
         name, now, then = difference
-        before = f"with {name} {shown(then)}, not"
+        before = f"began with {name} {shown(then)}, not"
         if then in (None, ()):
-            before = "from scratch, not with" if name == "start" else f"without {name}, not with"
+            before = "began from scratch, not with" if name == "start" else f"began without {name}, not with"
         raise EtymonError(
-            f"the run in {folder} began {before} {shown(now)}: it goes on as it "
-            "began; leave that out, or give another --out for a new run"
+            f"the run in {folder} {before} {shown(now)}: it goes on as it "
+            "began; leave that out, or give another --out for a new run",
+            code="run-changed",
         )
     return replace(job, file=file, resuming=True)
 
@@ -122,7 +123,9 @@ def join_processes(job: Job) -> Iterator[Job]:
 def require_free(folder: Path) -> None:
     """Refuses a folder that holds a run, or files that no run wrote."""
     if (folder / "run.yaml").exists():
-        raise EtymonError(f"{folder} holds a run already: go on with --resume, or give another --out")
+        raise EtymonError(
+            f"{folder} holds a run already: go on with --resume, or give another --out", code="run-exists"
+        )
     # The nearest folder that exists is where new ones would be made.
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not place.is_dir():
@@ -139,7 +142,8 @@ def require_free(folder: Path) -> None:
     foreign = {path.name for path in folder.iterdir() if not path.name.startswith(".")} - RUN_FILES - stores
     if foreign:
         raise EtymonError(
-            f"{folder} holds something else ({', '.join(sorted(foreign)[:5])}): give another --out"
+            f"{folder} holds something else ({', '.join(sorted(foreign)[:5])}): give another --out",
+            code="folder-taken",
         )
 
 
@@ -162,7 +166,8 @@ def lock_folder(folder: Path, world: World) -> Iterator[None]:
                 lock.acquire(timeout=0)
             except Timeout as error:
                 raise EtymonError(
-                    f"another process is training in {folder}: wait for it, or give another --out"
+                    f"another process is training in {folder}: wait for it, or give another --out",
+                    code="run-locked",
                 ) from error
             except OSError as error:
                 raise EtymonError(

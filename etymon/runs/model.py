@@ -168,13 +168,15 @@ def start_tokenizer(file: CommonFile, model: Model, note: Note) -> Tokenizer | N
         if tokenizer.size > model.shape.vocabulary:
             raise EtymonError(
                 f"the tokenizer {file.tokenizer} has {tokenizer.size:,} tokens, and {file.start} only "
-                f"{model.shape.vocabulary:,} word vectors: it is not its own"
+                f"{model.shape.vocabulary:,} word vectors: it is not its own",
+                code="other-tokenizer",
             )
         model.tokenizer = tokenizer
     if not extends(tokenizer, model.tokenizer):
         raise EtymonError(
             f"{file.start} has a tokenizer of its own, and {file.tokenizer} is another: leave --tokenizer "
-            "out, or say --replace-tokenizer"
+            "out, or say --replace-tokenizer",
+            code="other-tokenizer",
         )
     # The tokenizer is to grow: what cannot is refused before the text is read.
     if file.vocabulary is not None:

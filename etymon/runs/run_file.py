@@ -174,14 +174,15 @@ def read_run_file(folder: Path, kind: type[File]) -> File:
     """The settings of the run in a folder, which was edited by nobody since. Raises an EtymonError
     otherwise."""
     if not (folder / "run.yaml").is_file():
-        raise EtymonError(f"there is no run in {folder} to resume: it has no run.yaml")
+        raise EtymonError(f"there is no run in {folder} to resume: it has no run.yaml", code="no-run")
     file = load_yaml(folder / "run.yaml", kind)
     if file.training is None:  # every run writes it before its first step
         raise EtymonError(f"{folder / 'run.yaml'} is not whole, it has no training: bring it back")
     if is_edited(read_yaml(folder / "run.yaml")):
         raise EtymonError(
             f"{folder / 'run.yaml'} was edited since, and a run goes on as it began: undo that, or begin a "
-            "new run with --config and another --out"
+            "new run with --config and another --out",
+            code="run-changed",
         )
     return file
 

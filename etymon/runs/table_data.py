@@ -140,7 +140,8 @@ class TableData(SupervisedData):
         check_metrics(self.task, file.metrics)
         if train is None and not file.train:
             raise EtymonError(
-                "there are no rows to train on: give --train with a table or two parallel files"
+                "there are no rows to train on: give --train with a table or two parallel files",
+                code="no-data",
             )
         table = read_table(file.train if train is None else train, file.columns, file)
         plan.labels = self.task.labels(table)  # of all rows: a rare label may well be held out
@@ -314,7 +315,8 @@ def require_same_rows(job: Job, fingerprint: str) -> None:
     if job.resuming and job.file.rows not in (None, fingerprint):
         raise EtymonError(
             f"the rows to train on or to judge by are not those that the run in {job.folder} began with: "
-            "bring them back, or give another --out for a new run"
+            "bring them back, or give another --out for a new run",
+            code="run-changed",
         )
 
 

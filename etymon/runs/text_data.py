@@ -84,7 +84,8 @@ class TextData:
             if positions is not None and phase.length > positions and not job.resuming:
                 raise EtymonError(
                     f"samples of {phase.length} tokens do not fit {plan.title}, "
-                    f"which has {positions} positions"
+                    f"which has {positions} positions",
+                    code="too-long",
                 )
         batches = (phase.rows * self.file.slices for phase in self.phases)
         # Streams go on from phase to phase, so all phases need as many of them.
@@ -169,7 +170,8 @@ class TextData:
             # A resumed run may be given its text again, but no other.
             if source is not None and job.world.first and source.fingerprint() != store.description["source"]:
                 raise EtymonError(
-                    f"the text is not the one that the run in {folder.parent} began with: leave it out"
+                    f"the text is not the one that the run in {folder.parent} began with: leave it out",
+                    code="run-changed",
                 )
             return store
         assert source is not None, "only a resumed run does without its text"

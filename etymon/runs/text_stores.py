@@ -136,7 +136,8 @@ def check_words(
     if is_asked and share > 0.5:
         raise EtymonError(
             f"whole words were asked for, but {finding}: say where words are with {ways}, or take "
-            "every token for a word with --words tokens"
+            "every token for a word with --words tokens",
+            code="words-unknown",
         )
     note(f"{finding}: each is hidden by itself; {ways} says where words are")
 

@@ -46,7 +46,8 @@ def open_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise EtymonError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; stop what uses it, or give another "
-            "--port (0: any that is free)"
+            "--port (0: any that is free)",
+            code="port-taken",
         ) from error
     except OverflowError:
         raise EtymonError(f"port is {port}: it must be between 0 and 65535") from None

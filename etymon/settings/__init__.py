@@ -67,7 +67,7 @@ def settings(cls: Class) -> Class:
         try:
             init(self, **values)
         except ValidationError as error:
-            raise EtymonError(complaint(made, error, title)) from None
+            raise EtymonError(complaint(made, error, title), code="bad-setting") from None
 
     made.__init__ = checked
     return made

@@ -78,7 +78,8 @@ def read_rows(
         raise EtymonError(
             f"{paths[0]} has no named columns: give a {', '.join(SUFFIXES)} file, two parallel text files, "
             "or the "
-            "names of its tab-separated columns (--columns en,zh)"
+            "names of its tab-separated columns (--columns en,zh)",
+            code="broken-table",
         )
     else:
         yield from _parallel_rows(paths, options)
@@ -95,7 +96,7 @@ def _parallel_rows(paths: Sequence[Path], options: ReaderOptions) -> Iterator[Re
     files = [list(TextFiles([path], format="txt", **options).lines()) for path in paths]
     if len(set(map(len, files))) > 1:
         counts = ", ".join(f"{path} has {len(lines):,}" for path, lines in zip(paths, files))
-        raise EtymonError(f"parallel files need as many lines each: {counts}")
+        raise EtymonError(f"parallel files need as many lines each: {counts}", code="broken-table")
     for lines in zip(*files):
         yield lines[0][0], {name: text for name, (_, text) in zip(names, lines)}
 
@@ -117,7 +118,7 @@ def _json_rows(path: Path, options: ReaderOptions) -> Iterator[Record]:
         yield from _json_objects(text, path)
         return
     except (ValueError, RecursionError) as error:
-        raise EtymonError(f"{path} is not valid JSON ({json_fault(error)})") from error
+        raise EtymonError(f"{path} is not valid JSON ({json_fault(error)})", code="broken-table") from error
     if is_squad(document):
         yield from _squad_rows(document, str(path))
     elif isinstance(document, list) and all(isinstance(row, dict) for row in document):
@@ -139,7 +140,9 @@ def _json_objects(text: str, path: Path) -> Iterator[Record]:
                 raise RecursionError
         except (ValueError, RecursionError) as error:
             line = getattr(error, "lineno", line)
-            raise EtymonError(f"{path}, line {line} is not valid JSON ({json_fault(error)})") from error
+            raise EtymonError(
+                f"{path}, line {line} is not valid JSON ({json_fault(error)})", code="broken-table"
+            ) from error
         if not isinstance(row, dict):
             raise EtymonError(f"{path}, line {line}: expected an object, and not {type(row).__name__}")
         yield f"{path}, line {line}", row
@@ -237,7 +240,8 @@ def column_rows(
             parts = line.split("\t") if "\t" in line else line.split()
             if names and len(parts) != len(names):
                 raise EtymonError(
-                    f"{place}: {len(parts)} columns, and {len(names)} were named: {', '.join(names)}"
+                    f"{place}: {len(parts)} columns, and {len(names)} were named: {', '.join(names)}",
+                    code="broken-table",
                 )
             if not names and (len(parts) < 2 or not parts[0] or not parts[-1]):
                 raise EtymonError(f"{place}: expected a token and its tag")

@@ -73,14 +73,17 @@ class Table:
             for side in (False, True)
         )
         if not len(rest):
-            raise EtymonError(f"{self.description} has too few rows to hold some out: give --validation")
+            raise EtymonError(
+                f"{self.description} has too few rows to hold some out: give --validation", code="few-rows"
+            )
         return rest, held_out
 
     def _value(self, number: int, column: str) -> Any:
         row = self.rows[number]
         if column not in row:
             raise EtymonError(
-                f"{self.places[number]}: no column {column!r}; {did_you_mean(column, map(str, row))}"
+                f"{self.places[number]}: no column {column!r}; {did_you_mean(column, map(str, row))}",
+                code="no-column",
             )
         return row[column]
 
@@ -91,7 +94,8 @@ class Table:
             raise EtymonError(f"{self.places[number]}: column {column!r} holds {kind}, not a text")
         if not value.strip():
             raise EtymonError(
-                f"{self.places[number]}: column {column!r} is empty; fill it in, or leave the row out"
+                f"{self.places[number]}: column {column!r} is empty; fill it in, or leave the row out",
+                code="empty-cell",
             )
         # JSON can spell half of a surrogate pair, which is no character.
         return SURROGATE.sub("\ufffd", value).replace("\r\n", "\n").replace("\r", "\n")
@@ -111,7 +115,7 @@ def read_table(given: Any, columns: Sequence[str] = (), how: EncodingSettings | 
             if path.is_dir():
                 raise EtymonError(f"{path} is a folder: give the table in it ({holds(path)})")
             if not path.is_file():
-                raise EtymonError(f"no such file: {path}")
+                raise EtymonError(f"no such file: {path}", code="no-file")
         table = Table([], [], ", ".join(map(str, paths)))
         # The places are kept beside the rows: tasks name the row that they refuse.
         how = how or EncodingSettings()

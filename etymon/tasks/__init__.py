@@ -78,14 +78,16 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
     several = {member: entry["name"] for member, entry in _last_tasks(model).items() if member}
     if several and name in (None, *several.values()):
         raise EtymonError(
-            f"this {title} has learnt several tasks: say which one (--task {' or '.join(several)})"
+            f"this {title} has learnt several tasks: say which one (--task {' or '.join(several)})",
+            code="not-finetuned",
         )
     name = name or next((HEADS[head] for head in sorted(model.head_names) if head in HEADS), None)
     if name is None:
         able = [kind for kind in ("text2text", "language-model") if _fits(kind, model)]
         which = f"say which task it is to do (--task {' or '.join(able)}), or " if able else ""
         raise EtymonError(
-            f"this {title} was not fine-tuned for a task: {which}fine-tune it first (etymon finetune)"
+            f"this {title} was not fine-tuned for a task: {which}fine-tune it first (etymon finetune)",
+            code="not-finetuned",
         )
     # Transformers, too, takes a head with one output for regression.
     if name == "classify" and len(model.labels) == 1:
@@ -104,7 +106,8 @@ def task_for(model: Model, name: str | None, options: Mapping[str, Any]) -> Task
     if missing := task.fit(model.family).heads - set(model.heads):
         raise EtymonError(
             f"this {title} has no {' and no '.join(sorted(missing))} head, which the task {name!r} needs: "
-            "fine-tune it first"
+            "fine-tune it first",
+            code="not-finetuned",
         )
     task.bind(model)
     return task

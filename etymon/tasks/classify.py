@@ -149,9 +149,14 @@ class Classify(TextTask):
             names = (self._label(part) for part in parts if not _missing(part))
             return tuple(dict.fromkeys(filter(None, names)))
         if isinstance(value, list | tuple):
-            raise EtymonError(f"{place}: column {column!r} holds several labels: say --multi-label")
+            raise EtymonError(
+                f"{place}: column {column!r} holds several labels: say --multi-label", code="labels"
+            )
         if _missing(value) or not str(value).strip():
-            raise EtymonError(f"{place}: column {column!r} has no label; fill it in, or leave the row out")
+            raise EtymonError(
+                f"{place}: column {column!r} has no label; fill it in, or leave the row out",
+                code="empty-cell",
+            )
         return (self._label(value),)
 
     def _label(self, value: Any) -> str:
@@ -172,12 +177,14 @@ class Classify(TextTask):
         if len(decimals) > MOST_DECIMALS:
             raise EtymonError(
                 f"{table.description}: column {column!r} holds {len(decimals):,} different numbers such as "
-                f"{decimals[0]}, not labels: for numbers, take --task regress"
+                f"{decimals[0]}, not labels: for numbers, take --task regress",
+                code="labels",
             )
         if len(labels) < (1 if self.options.multi_label else 2):
             few = f"one label only, {labels[0]!r}" if labels else "no label"
             raise EtymonError(
-                f"{table.description}: column {column!r} holds {few}: there is nothing to learn"
+                f"{table.description}: column {column!r} holds {few}: there is nothing to learn",
+                code="labels",
             )
         self.label_names = labels
         return labels

@@ -119,7 +119,8 @@ def library(name: str, metric: str) -> Any:
         without = "accuracy" if name == "seqeval" else "exact"
         raise EtymonError(
             f"the metric {metric!r} needs {name.replace('_', '-')}: pip install 'etymon[evaluate]', "
-            f"or say --metric {without}"
+            f"or say --metric {without}",
+            code="missing-package",
         ) from error
 
 

@@ -81,7 +81,9 @@ def decode_stream(read: Callable[[int], bytes], name: str, how: DecodingRules) -
         try:
             text = decoder.decode(data, final)
         except UnicodeDecodeError as error:
-            raise EtymonError(_failure(name, encoding, error, fed, line, has_letters)) from error
+            raise EtymonError(
+                _failure(name, encoding, error, fed, line, has_letters), code="not-utf8"
+            ) from error
         if fed == len(data):
             text = text.removeprefix("\ufeff")
         line, characters = line + text.count("\n"), characters + len(text)
@@ -93,7 +95,8 @@ def decode_stream(read: Callable[[int], bytes], name: str, how: DecodingRules) -
             raise EtymonError(
                 f"{name}: {replaced:,} of {characters:,} characters are no {encoding} "
                 f"({replaced / characters:.1%}), and at most {how.max_replaced:.0%} may be replaced: name "
-                "the right --encoding, or auto, or insist with --max-replaced 1"
+                "the right --encoding, or auto, or insist with --max-replaced 1",
+                code="too-much-replaced",
             )
         yield text
     if replaced and name not in how.noted:
@@ -201,7 +204,8 @@ def _refuse_bom(data: bytes, name: str, encoding: str) -> None:
         return
     raise EtymonError(
         f"{name} is not {_title(encoding)} at byte 0 (line 1): it begins with the byte-order mark of "
-        f"{_title(bom)}, as which it reads {_excerpt(data, bom)}; say --encoding {bom} (or auto)"
+        f"{_title(bom)}, as which it reads {_excerpt(data, bom)}; say --encoding {bom} (or auto)",
+        code="not-utf8",
     )
 
 

@@ -51,6 +51,7 @@ WORD = re.compile(rf"(?:[^\W{_SPACELESS}][{_MARKS}]*)+|(?=[{_SPACELESS}])\w")
 
 FEATURES = np.dtype([("words", "<i8"), ("language", "S8"), ("signature", "<u4", SLOTS)])
 """Of a document, or of a part of one."""
+NEEDS_PACKAGE = "needs another package: pip install 'etymon[filters]'"
 
 
 def word_list(text: str) -> list[str]:
@@ -107,7 +108,7 @@ def _minhash() -> Any:
     try:
         import rensa
     except ImportError:
-        raise EtymonError("--deduplicate near needs another package: pip install 'etymon[filters]'") from None
+        raise EtymonError(f"--deduplicate near {NEEDS_PACKAGE}", code="missing-package") from None
     return rensa.RMinHash
 
 
@@ -115,7 +116,7 @@ def _language_finder(languages: tuple[str, ...]) -> Any:
     try:
         from py3langid import classify, rank
     except ImportError:
-        raise EtymonError("--language needs another package: pip install 'etymon[filters]'") from None
+        raise EtymonError(f"--language {NEEDS_PACKAGE}", code="missing-package") from None
     # Refused before gigabytes are read: a name that the package does not know would match no document.
     names = sorted({name for name, _ in rank("")})
     for language in languages:

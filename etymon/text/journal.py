@@ -138,7 +138,9 @@ def unfinished_folder(folder: Path) -> Iterator[Path]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise EtymonError(f"another process is making {folder}: wait for it, or give another --out") from None
+        raise EtymonError(
+            f"another process is making {folder}: wait for it, or give another --out", code="run-locked"
+        ) from None
     try:
         yield place
     except BaseException as error:

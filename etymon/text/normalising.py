@@ -143,7 +143,8 @@ def _opencc() -> Any:
         import opencc
     except ImportError as error:
         raise EtymonError(
-            "Traditional and Simplified characters are converted by OpenCC: pip install 'etymon[chinese]'"
+            "Traditional and Simplified characters are converted by OpenCC: pip install 'etymon[chinese]'",
+            code="missing-package",
         ) from error
     return opencc
 

@@ -81,7 +81,7 @@ class Reading:
     def refuse(self, message: str) -> None:
         """Raises an error, or counts one document more that is left out."""
         if self.errors != "skip":
-            raise EtymonError(message)
+            raise EtymonError(message, code="broken-table")
         self.skipped += 1
 
     def too_long(self, place: str) -> str:
@@ -278,11 +278,11 @@ def _table_records(
     if not reading.header:
         wanted = f" where the header has {len(header)}; mend it or leave it out"
         if has_ended and header:  # a row ends with a line: this one asked for more
-            raise EtymonError(began + unclosed)
+            raise EtymonError(began + unclosed, code="broken-table")
         if twice := [cell for cell in header if cell and header.count(cell) > 1]:
             raise EtymonError(f"{name}: two columns are called {twice[0]!r}; rename one")
     if column is not None and header and column not in header:
-        raise EtymonError(reading.no_column(name, header, f" {parted}"))
+        raise EtymonError(reading.no_column(name, header, f" {parted}"), code="no-column")
     while True:
         began = ""
         try:
@@ -346,7 +346,7 @@ def _parquet(stream: IO[bytes], name: str, reading: Reading) -> Iterator[Documen
         except pyarrow.ArrowInvalid as error:
             raise EtymonError(f"{name} is not a parquet file, or damaged ({error})") from error
         if reading.column not in table.schema_arrow.names:
-            raise EtymonError(reading.no_column(name, table.schema_arrow.names))
+            raise EtymonError(reading.no_column(name, table.schema_arrow.names), code="no-column")
         kind = table.schema_arrow.field(reading.column).type
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
         if str(kind).removeprefix("large_").removesuffix("_view") not in ("string", "binary"):

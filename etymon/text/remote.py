@@ -141,7 +141,9 @@ def _file_system(url: str, shown: str) -> tuple[Any, str]:
     except ImportError as error:
         package = PACKAGES.get(protocol)
         advice = f"pip install {package}" if package else first_line(error)
-        raise EtymonError(f"cannot read {shown}: {protocol}:// needs another package: {advice}") from error
+        raise EtymonError(
+            f"cannot read {shown}: {protocol}:// needs another package: {advice}", code="missing-package"
+        ) from error
     except ValueError as error:
         raise EtymonError(f"cannot read {shown}: {first_line(error)}") from error
     return fs, path

@@ -86,7 +86,9 @@ def _open_jieba() -> Segmenter:
             warnings.simplefilter("ignore")  # about the library's own code
             import jieba
     except ImportError as error:
-        raise EtymonError("words by jieba need the package: pip install 'etymon[chinese]'") from error
+        raise EtymonError(
+            "words by jieba need the package: pip install 'etymon[chinese]'", code="missing-package"
+        ) from error
     jieba.setLogLevel(logging.WARNING)
     cutter = jieba.Tokenizer()
     # Its dictionary as it was installed: by itself the library keeps a copy in the temporary folder, where

@@ -94,7 +94,8 @@ class TextFiles(Reading):
         if not has_text:
             skipped = f" (but for {self.skipped:,} documents left out)" if self.skipped else ""
             raise EtymonError(
-                f"no text in {self.description}: every file is empty{skipped}; give files that hold text"
+                f"no text in {self.description}: every file is empty{skipped}; give files that hold text",
+                code="too-little-text",
             )
 
     def records(self) -> Iterator[Record]:
@@ -159,7 +160,7 @@ class TextFiles(Reading):
                 missing = f"no text files match {path}"
             inside = sorted(file for file in candidates if file.is_file() and self._is_text(file))
             if not inside:
-                raise EtymonError(missing)
+                raise EtymonError(missing, code="no-file")
             files.update(dict.fromkeys(inside))
         if not files:
             raise EtymonError("no text files were given")

@@ -307,7 +307,9 @@ class TokenStore:
             if not path.is_file() or path.stat().st_size != entry["bytes"]:
                 raise EtymonError(f"{path} is missing or cut short; build the store again")
         if tokenizer is not None and description["tokenizer"] not in tokenizer.fingerprints:
-            raise EtymonError(f"{folder} was built with another tokenizer; build the store again")
+            raise EtymonError(
+                f"{folder} was built with another tokenizer; build the store again", code="other-tokenizer"
+            )
         store = cls(folder, description)
         if tokenizer is not None:
             tokenizer.note_unknown([store.train.tokens[:SAMPLE]])

@@ -98,7 +98,9 @@ class Staging:
             if progress is not None:
                 progress(int(self.end[1]))
         if not len(self.tokens):
-            raise EtymonError("there is no text to store: no document holds a single token")
+            raise EtymonError(
+                "there is no text to store: no document holds a single token", code="too-little-text"
+            )
 
     def _append(self, batch: list[Part], encoded: Encoded) -> None:
         ends = encoded.ends + self.end
@@ -160,7 +162,8 @@ class Staging:
         total = len(self.tokens)
         if total < 2:
             raise EtymonError(
-                "the text is a single token: there is nothing to hold out for validation; add text"
+                "the text is a single token: there is nothing to hold out for validation; add text",
+                code="too-little-text",
             )
         ideal = min(max(round(total * (1 - self.share)), 1), total - 1)
         near = self.sentences.find(ideal) - 1

@@ -106,11 +106,11 @@ def train_tokenizer(
     if room < smallest:
         raise EtymonError(
             f"a vocabulary of {size:,} is too small: beside special tokens it has room for {max(room, 0)} "
-            "tokens "
-            f"but {needs} need {smallest}; the smallest has {size - room + smallest:,}"
+            f"tokens but {needs} need {smallest}; the smallest has {size - room + smallest:,}",
+            code="small-vocabulary",
         )
     if kind != "byte" and not any(text.strip() for text in texts):
-        raise EtymonError("cannot train a tokenizer: there is no text")
+        raise EtymonError("cannot train a tokenizer: there is no text", code="too-little-text")
     job = _Job(texts, room, leading, unknown, mask, min_frequency, build_backend)
     if kind not in LOSSLESS:
         form = form or ("nfkc" if kind in ("unigram", "bpe") else "none")

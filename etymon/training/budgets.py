@@ -76,7 +76,8 @@ def parse_budget(text: str) -> Budget:
     if number := re.fullmatch(r"\s*(\d[\d.]*)\s*M\s*", str(text)):
         raise EtymonError(
             f"the budget {text!r} may be minutes or millions: write {number[1]}m for minutes, or "
-            f"{number[1]}Mwords, {number[1]}Mtokens or {number[1]}Msteps"
+            f"{number[1]}Mwords, {number[1]}Mtokens or {number[1]}Msteps",
+            code="budget",
         )
     match = re.fullmatch(r"\s*(\S+?)\s*(steps?|tokens?|epochs?|words?|flops?)\s*", str(text))
     if match is None:
@@ -85,7 +86,8 @@ def parse_budget(text: str) -> Budget:
         except EtymonError as error:
             raise EtymonError(
                 f"cannot read the budget {text!r}: write a time (90s, 10m, 2h) or an amount "
-                "(5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops)"
+                "(5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops)",
+                code="budget",
             ) from error
     unit: Unit = match[2].rstrip("s") + "s"  # type: ignore[assignment]
     # Half an epoch is a budget; half a step is not.
@@ -94,7 +96,7 @@ def parse_budget(text: str) -> Budget:
     else:
         amount = float(parse_count(match[1]))
     if amount <= 0:
-        raise EtymonError(f"a budget of {text} leaves nothing to train: give more")
+        raise EtymonError(f"a budget of {text} leaves nothing to train: give more", code="budget")
     return Budget(amount, unit)
 
 

@@ -120,7 +120,8 @@ class CheckpointWriter:
             reason = " ".join(str(error or "another process says why").split())[:300]
             raise EtymonError(
                 f"cannot write a checkpoint to {self.folder.folder}: {reason}; make room there and go on "
-                "with --resume"
+                "with --resume",
+                code="no-room",
             ) from error
 
 

@@ -54,10 +54,13 @@ class Feed:
         if not self.samples and objective.streaming:
             raise EtymonError(
                 f"the training text is too short for {self.batch_size} streams side by side: give more "
-                "text, or make --batch or --length smaller"
+                "text, or make --batch or --length smaller",
+                code="too-little-text",
             )
         if not self.samples:
-            raise EtymonError("the training text is too short for a single sample: give more text")
+            raise EtymonError(
+                "the training text is too short for a single sample: give more text", code="too-little-text"
+            )
         self.readings = objective.readings(split, self.plan(0))
         """How often an epoch reads a word of the text."""
 

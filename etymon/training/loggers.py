@@ -36,7 +36,9 @@ class Logger:
             return import_module(cls.package)
         except ImportError as error:
             name = cls.package.rpartition(".")[2]
-            raise EtymonError(f"{name} is not installed: pip install 'etymon[{name}]'") from error
+            raise EtymonError(
+                f"{name} is not installed: pip install 'etymon[{name}]'", code="missing-package"
+            ) from error
 
     def start(self, folder: Path, settings: Mapping[str, Any], step: int) -> None:
         """The run in `folder` begins, or goes on after `step`: later steps that were logged are taken again.

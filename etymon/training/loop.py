@@ -386,5 +386,6 @@ class Trainer:
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
             f"{what} is not finite: lower the learning rate (it is "
-            f"{self.settings.optimiser.learning_rate:g}); the last checkpoint is untouched"
+            f"{self.settings.optimiser.learning_rate:g}); the last checkpoint is untouched",
+            code="diverged",
         )

@@ -205,7 +205,7 @@ def _write_errors(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise EtymonError(
-            f"cannot write {path}: {reason}; make room there and go on with --resume"
+            f"cannot write {path}: {reason}; make room there and go on with --resume", code="no-room"
         ) from error
 
 

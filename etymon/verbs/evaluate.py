@@ -93,7 +93,9 @@ def evaluate(options: EvaluateOptions) -> Evaluated | SuiteResult:
     rows, out = [] if options.data is None else rows_or_paths(options.data), options.out
     require_writable(out, read=rows)
     if options.data is None:
-        raise EtymonError("there are no rows to score on: give --data with a table or two parallel files")
+        raise EtymonError(
+            "there are no rows to score on: give --data with a table or two parallel files", code="no-data"
+        )
     model = load_model(options.model, options)
     task = task_for(model, options.task, options.task_options)
     metrics = list(options.metric or task.default_metrics)

@@ -72,7 +72,7 @@ def finetune(options: FinetuneOptions) -> Finetuned:
     given = dict(options.run)
     amounts = {"budget": given.get("budget"), "epochs": options.epochs, "steps": options.steps}
     if sum(amount is not None for amount in amounts.values()) > 1:
-        raise EtymonError("give --budget, --epochs or --steps, not several of them")
+        raise EtymonError("give --budget, --epochs or --steps, not several of them", code="budget")
     if options.epochs is not None:
         given["budget"] = f"{options.epochs:g}epochs"
     if options.steps is not None:
@@ -100,7 +100,8 @@ def finetune(options: FinetuneOptions) -> Finetuned:
             if str(model) not in REGISTRY:
                 raise
             raise EtymonError(
-                f"{error}; to begin with an untrained model of this family, say --from-scratch"
+                f"{error}; to begin with an untrained model of this family, say --from-scratch",
+                code=error.code,
             ) from error
 
     overrides = list(options.set)

@@ -189,7 +189,8 @@ def files_by_language(options: FileOptions, *, several: bool = True) -> dict[str
 
     if not options.data:
         raise EtymonError(
-            "there is no text: give --data with files, folders or globs, or - for standard input"
+            "there is no text: give --data with files, folders or globs, or - for standard input",
+            code="no-data",
         )
     reading: dict[str, Any] = {
         "boundary": options.documents,

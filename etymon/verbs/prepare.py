@@ -75,7 +75,9 @@ def prepare(options: PrepareOptions) -> Prepared:
     folder = Path(options.out)
     # A store takes the place of the folder: what somebody else keeps there must not go with it.
     if folder.is_dir() and any(folder.iterdir()) and not is_store(folder):
-        raise EtymonError(f"{folder} holds something that is not a token store: give another --out")
+        raise EtymonError(
+            f"{folder} holds something that is not a token store: give another --out", code="folder-taken"
+        )
     tokenizer = tokenizer_at(options.tokenizer)
     groups = files_by_language(options)
     # Files without a language stand under the empty name.

@@ -70,7 +70,7 @@ def start_run(
 
     if options.steps is not None:
         if "budget" in given:
-            raise EtymonError("give steps or a budget, not both")
+            raise EtymonError("give steps or a budget, not both", code="budget")
         # Run files know budgets alone, so that a resumed run has one thing to compare.
         given["budget"] = f"{options.steps}steps"
     # None, and not an empty list: what is not None beats the file of --config.
@@ -87,7 +87,9 @@ def start_run(
         return run(job, TextData(job, source and filter_text(source, job.file)))
     if source is None:
         if not file.data:
-            raise EtymonError("there is no text to train on: give --data with files, folders or globs")
+            raise EtymonError(
+                "there is no text to train on: give --data with files, folders or globs", code="no-data"
+            )
         source = text_source(file.data, file)
     source = filter_text(source, file)
     if options.dry_run:

@@ -57,7 +57,8 @@ def serve(options: ServeOptions) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise EtymonError(
-            f"a server needs {error.name}: install it with pip install 'etymon[serve]'"
+            f"a server needs {error.name}: install it with pip install 'etymon[serve]'",
+            code="missing-package",
         ) from error
     from etymon.nn.footprint import available_memory
     from etymon.server.app import create_app

@@ -190,7 +190,9 @@ def _advise(
 def _check_free(folder: Path) -> None:
     files = {"tokenizer.json", "tokenizer_config.json", "token_counts.json"}
     if folder.is_dir() and {path.name for path in folder.iterdir()} - files:
-        raise EtymonError(f"{folder} holds something that is not a tokenizer: give another --out")
+        raise EtymonError(
+            f"{folder} holds something that is not a tokenizer: give another --out", code="folder-taken"
+        )
     if folder.is_file():
         raise EtymonError(f"{folder} is a file, and the tokenizer needs a folder: give another --out")
 

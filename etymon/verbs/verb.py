@@ -85,7 +85,10 @@ def _read(cls: type[Options], name: str, options: list[Option], values: dict[str
     for option in options:
         value = values.get(option.name)
         if isinstance(value, str) and option.kind in (int, float, bool):  # pydantic would read it as a number
-            raise EtymonError(f"{option.name} of {name} is {value!r}: expected a number, or true or false")
+            raise EtymonError(
+                f"{option.name} of {name} is {value!r}: expected a number, or true or false",
+                code="bad-setting",
+            )
         if option.section:
             # The command line gives an empty list for what was not given.
             value = option.preset if value is None or value == () or value == [] else value

@@ -181,7 +181,9 @@ def _open_hdf5(path: Path, mode: str) -> Iterator[Any]:
     try:
         import h5py
     except ImportError as error:
-        raise EtymonError("published files of ELMo need h5py: pip install 'etymon[elmo]'") from error
+        raise EtymonError(
+            "published files of ELMo need h5py: pip install 'etymon[elmo]'", code="missing-package"
+        ) from error
     try:
         file = h5py.File(path, mode)
     except OSError as error:
