@@ -158,7 +158,7 @@ class Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         verb = name.replace("-", "_")
         if verb == "help" and verb not in self.verbs:
-            return _help_command(self)
+            return _help_command(self)  # not one of the verbs: it has no function in Python
         if verb not in self.verbs or "_" in name:
             if context.resilient_parsing:  # a shell asks, and there is nobody to tell
                 return None
@@ -186,6 +186,7 @@ def _help_command(commands: Commands) -> click.Command:
         context = click.get_current_context()
         top = context.parent
         assert top is not None
+        # Verbs and codes share one list of names, so a slip in either is told what was meant.
         pages = dict(error_pages.error_list())
         if topic is None:
             print(commands.get_help(top))

@@ -87,9 +87,7 @@ def test_examples_show_what_is_printed(
     monkeypatch.setenv("ETYMON_LANGUAGE", language)
     assert shown_error(found[1], place, capsys) == found[2]
     message = re.sub(r"[(（](Expecting|if|see|参见).*", "", found[2])
-    assert language == "en" or not re.search("([a-z]{2,} ){3}[a-z]{2,}", message), (
-        "English in a row"
-    )
+    assert language == "en" or not re.search("([a-z]{2,} ){3}[a-z]{2,}", message), "English in a row"
 
 
 def test_help_shows_a_section_a_verb_or_the_list(

@@ -41,6 +41,7 @@ def complete_value(context: click.Context, parameter: click.Parameter, begun: st
     verbs = FAMILY_PLACES.get(parameter.name or "", ())
     families = FAMILIES if verbs is None or context.command.name in verbs else ()
     items = [CompletionItem(name) for name in sorted(families) if name.startswith(begun)]
+    # Beside names bash would drop the files, so these come only where no name fits.
     return items or [CompletionItem(begun, type="file")]
 
 

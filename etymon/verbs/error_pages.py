@@ -14,6 +14,7 @@ PAGE = "errors.md"
 @cache
 def error_sections(code: str) -> dict[str, str]:
     """The texts of all sections by the codes of errors, in a language; in English where it has none."""
+    # Another language may have a catalogue before it has this page.
     path = LOCALE / code / PAGE
     text = (path if path.is_file() else LOCALE / "en" / PAGE).read_text(encoding="utf-8")
     _, *parts = re.split(r"^## ([a-z0-9-]+)$", text, flags=re.MULTILINE)
@@ -25,6 +26,7 @@ def error_page(name: str, width: int) -> str:
     blocks = []
     for block in re.split(r"\n\n+", error_sections(language())[name]):
         lines = block.splitlines()
+        # Code and errors are never wrapped: they are copied, and searched for.
         if block.startswith("```"):
             blocks.append("\n".join(f"    {line}" for line in lines[1:-1]))
         elif block.startswith("|"):
@@ -39,6 +41,7 @@ def error_page(name: str, width: int) -> str:
 
 
 def _plain(text: str) -> str:
+    # The address of a link is where to look; its text mostly repeats that.
     return re.sub(r"\[[^\]]*\]\((\w[^)]*)\)", r"docs/\1", text.replace("**", "").replace("`", ""))
 
 

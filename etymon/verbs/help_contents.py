@@ -205,6 +205,7 @@ OPTION_GROUPS = {
 def grouped_options(verb: str, names: Iterable[str]) -> dict[str, list[str]]:
     """The names of a verb's options by heading: those that everybody needs, then its own others, then the
     groups that verbs share. A name may end in an underscore, as Python's words do."""
+    # A group takes its names out of the rest, so what a verb needs first is not repeated further down.
     plain = {name.removesuffix("_"): name for name in names}
     needed = [plain.pop(name) for name in NEEDED.get(verb, "").split() if name in plain]
     shared = {
