@@ -8,6 +8,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -145,13 +146,17 @@ async def complete(state: ServerState, body: CompletionRequest, request: Request
     request.scope["etymon"] |= {"texts": [prompt.text for prompt in prompts]}
     if body.beams > 1:
         return await completion.search(state, served, limits, request)
-    decoder = await asyncio.to_thread(served.ready_decoder)
+    decoder = await state.decoder(served, request)
     # What a slow reader has not read yet waits here: never more than the tokens that were asked for.
     events: asyncio.Queue[tuple[int, NewToken | None]] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
-    def listener(number: int) -> Any:
-        return lambda token: loop.call_soon_threadsafe(events.put_nowait, (number, token))
+    def listener(number: int) -> Callable[[NewToken | None], None]:
+        def put(token: NewToken | None) -> None:
+            with suppress(RuntimeError):  # the server has stopped, and nobody listens any more
+                loop.call_soon_threadsafe(events.put_nowait, (number, token))
+
+        return put
 
     # One for all prompts: each draws by its number as well.
     seed = draw_seed(body)

@@ -94,9 +94,11 @@ class Decoder:
 
     @property
     def rows(self) -> int:
-        """Texts that are being written or begun."""
-        reading = 0 if self.reading is None else sum(job.copies for job in self.reading.jobs)
-        return reading + sum(len(writing.rows) for writing in self.writing)
+        """Texts that are being written or begun, from any thread."""
+        # Looked at once: the scheduler's thread may end it meanwhile.
+        reading = self.reading
+        begun = 0 if reading is None else sum(job.copies for job in reading.jobs)
+        return begun + sum(len(writing.rows) for writing in self.writing)
 
     @property
     def has_work(self) -> bool:
@@ -123,7 +125,7 @@ class Decoder:
         # First of all: whoever has gone costs nothing from here on.
         self._drop_gone()
         if self.reading is None:
-            self.reading = self._begin()
+            self._begin()
         # Before those who write, so that a first token comes soon; it is at most a chunk that they wait for.
         if self.reading is not None:
             scores_RV = self._read(self.reading)
@@ -165,8 +167,8 @@ class Decoder:
                 writing.leave(gone)
         self.writing = [writing for writing in self.writing if writing.rows]
 
-    def _begin(self) -> PromptReading | None:
-        """The prompts that come next, as many as may be read at a time; None if there is none or no room."""
+    def _begin(self) -> None:
+        """Begins to read the prompts that come next, as many as may be read at a time."""
         jobs: list[TextJob] = []
         tokens = shared = 0
         prefix = None
@@ -186,22 +188,24 @@ class Decoder:
             tokens, shared, prefix = tokens + len(job.prompt) - kept, shared + kept, their_prefix
             jobs.append(self.waiting.popleft())
         if not jobs:
-            return None
+            return
         self.prompt_tokens += tokens + shared
         self.shared_tokens += shared
         stepper = Stepper(self.model, normalised=False)
         # Of an encoder; reading a source sets it.
         stepper.memory = None
+        # Before anything is computed for them: an error has to reach those who wait.
+        reading = self.reading = PromptReading(jobs, stepper, [job.prompt for job in jobs])
         if self.start is not None or not self.reads_in_parts:
-            return PromptReading(jobs, stepper, [job.prompt for job in jobs])
+            return
         longest = max(len(job.prompt) for job in jobs)
         if prefix is not None:
             # A copy for each, of which only the common beginning counts.
             stepper.state = prefix.state.select(torch.zeros(len(jobs), dtype=torch.long))
             kept_lengths = [self._shared(prefix.ids, job.prompt) for job in jobs]
             stepper.state.crop(kept_lengths)
-            rests = [job.prompt[kept:] for job, kept in zip(jobs, kept_lengths, strict=True)]
-            return PromptReading(jobs, stepper, rests)
+            reading.rests = [job.prompt[kept:] for job, kept in zip(jobs, kept_lengths, strict=True)]
+            return
         prompts = [job.prompt for job in jobs]
         common = sharable(self.model, prompts) if len(jobs) > 1 else 0
         # Hidden states of a shared beginning are there once, and scores would be wanted of each.
@@ -211,7 +215,7 @@ class Decoder:
             self.shared_tokens += common * (len(jobs) - 1)
             stepper.extend([prompts[0][:common]])
             stepper.fork(len(jobs))
-        return PromptReading(jobs, stepper, [prompt[common:] for prompt in prompts])
+        reading.rests = [prompt[common:] for prompt in prompts]
 
     @staticmethod
     def _shared(kept: list[int], prompt: list[int]) -> int:

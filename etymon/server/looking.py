@@ -64,7 +64,7 @@ async def explain(state: ServerState, body: schemas.ExplainRequest, request: Req
     generator: Model | None = None
     if state.store.summaries[body.model].has_generator:
         # An ELECTRA run: the generator masks and guesses, the discriminator is asked about all tokens.
-        beside = await asyncio.to_thread(state.store.get, body.model, "vocabulary")
+        beside = await state.open_folder(body.model, "vocabulary")
         if body.objective not in (None, "replaced"):
             model = beside.model
         else:

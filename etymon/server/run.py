@@ -86,5 +86,6 @@ def run_server(
         on_server(server)
         server.run(sockets=[listener])
     finally:
+        state.opening.shutdown(wait=False, cancel_futures=True)
         state.scheduler.stop()
         listener.close()

@@ -58,13 +58,14 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Jobs that nothing has been done for yet."""
-        texts = len(self.arriving) + sum(len(decoder.waiting) for decoder in self.decoders)
-        return texts + sum(map(len, list(self.calls.values())))
+        with self._changed:  # whoever submits holds it already, and may
+            texts = len(self.arriving) + sum(len(decoder.waiting) for decoder in self.decoders)
+            return texts + sum(map(len, self.calls.values()))
 
     @property
     def rows(self) -> int:
         """Texts that are being written."""
-        return sum(decoder.rows for decoder in self.decoders)
+        return sum(decoder.rows for decoder in list(self.decoders))
 
     def submit_texts(self, decoder: Decoder, jobs: list[TextJob]) -> None:
         """All of them, or none if there is no room in the queue."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 
 from etymon.errors import EtymonError
+from etymon.server.decoder import Decoder
 from etymon.server.errors import ApiError
 from etymon.server.jobs import Call, DeadlineError, ServerJob
 from etymon.server.metrics import Metrics
@@ -40,6 +42,7 @@ class ServerState:
     metrics: Metrics = field(default_factory=Metrics)
     logs_texts: bool = False
     is_draining: bool = False
+    opening: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "etymon-opening"))
 
     async def open(self, name: str, head: str | None = None, *, ability: str) -> ServedModel:
         """The model of that name, if it can do what is asked."""
@@ -54,8 +57,25 @@ class ServerState:
                 param="model",
                 code="unsupported",
             )
-        # Elsewhere: opening takes a while, and others are answered meanwhile.
-        return await asyncio.to_thread(self.store.get, name, head)
+        return await self.open_folder(name, head)
+
+    async def open_folder(self, name: str, head: str | None) -> ServedModel:
+        """The model with that head among those of a name."""
+        served = await asyncio.to_thread(self.store.find, name, head)
+        if served is None:
+            # In a thread of its own: opening takes a while, and however many wait for it, others are answered.
+            loop = asyncio.get_running_loop()
+            served = await loop.run_in_executor(self.opening, self.store.get, name, head)
+        return served
+
+    async def decoder(self, served: ServedModel, request: Request) -> Decoder:
+        """Who writes the texts of a model; the first time it is made."""
+        if served.decoder is None:
+            # By the thread that computes, since it runs the model: one that is being traced would record that.
+            key = ("decoder", served.name)
+            await self.call(request, key, [None], lambda items: [served.build_decoder() for _ in items])
+        assert served.decoder is not None
+        return served.decoder
 
     @property
     def deadline(self) -> float:

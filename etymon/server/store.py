@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +78,14 @@ class ServedModel:
     def __init__(self, name: str, model: Model, rows: int, memory: float) -> None:
         self.name, self.model = name, model
         self._rows, self._memory = rows, memory
+        self.decoder: Decoder | None = None
         self._lock = threading.Lock()
         self._encoders: dict[tuple[str | None, bool | None], SentenceEncoder] = {}
 
-    @cached_property
-    def decoder(self) -> Decoder:
-        return Decoder(self.model, self._rows, self._memory)
-
-    def ready_decoder(self) -> Decoder:
-        """The same from any thread."""
-        with self._lock:
-            return self.decoder
+    def build_decoder(self) -> Decoder:
+        """The decoder, made if there is none. It runs the model, so it belongs to the thread that computes."""
+        self.decoder = self.decoder or Decoder(self.model, self._rows, self._memory)
+        return self.decoder
 
     def encoder(self, pooling: str | None = None, normalise: bool | None = None) -> SentenceEncoder:
         with self._lock:
@@ -127,8 +123,7 @@ class ModelStore:
     def get(self, name: str, head: str | None = None) -> ServedModel:
         """The model of that name, opened if it is not; that takes a while, and may be refused for want of
         memory."""
-        self.require(name)
-        folder = model_folder(self.folders[name], head=head).resolve()
+        folder = self._folder(name, head)
         # One at a time: two requests would open it twice.
         with self._lock:
             if folder not in self.opened:
@@ -140,6 +135,14 @@ class ModelStore:
                     raise ApiError(503, f"the model {name!r} cannot be opened: {reason}") from error
                 self.opened[folder] = ServedModel(name, model, self.rows, self.memory)
             return self.opened[folder]
+
+    def find(self, name: str, head: str | None = None) -> ServedModel | None:
+        """The same if it is open, at once, also while another one is being opened."""
+        return self.opened.get(self._folder(name, head))
+
+    def _folder(self, name: str, head: str | None) -> Path:
+        self.require(name)
+        return model_folder(self.folders[name], head=head).resolve()
 
     def require(self, name: str) -> None:
         if name not in self.folders:

@@ -18,6 +18,7 @@ from etymon.families.loading import load
 from etymon.families.model import Model
 from etymon.families.saving import save
 from etymon.server.app import create_app
+from etymon.server.decoder import Decoder
 from etymon.server.guard import GuardSettings
 from etymon.server.run import open_socket, run_server
 from etymon.server.scheduler import Scheduler
@@ -83,12 +84,12 @@ def running(
         target=run_server, args=(app, state, listener, 5, started.set, servers.append), daemon=True
     )
     thread.start()
-    assert started.wait(30)
+    assert started.wait(60)
     try:
         yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", state)
     finally:
         servers[0].should_exit = True
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -99,9 +100,25 @@ def server(folders: dict[str, Path]) -> Iterator[Running]:
         yield started
 
 
-def wait_until(happens: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(happens: Callable[[], bool], seconds: float = 60.0) -> None:
     """Returns when it happens; fails if it does not."""
     end = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+def hold_until_cancelled(monkeypatch: pytest.MonkeyPatch, decoder: Decoder, steps: int) -> list[int]:
+    """Texts stop after so many steps until whoever asked for them has gone; then the list has the number of
+    tokens that had been written by all."""
+    tick, held = decoder.tick, list[int]()
+
+    def holding_tick() -> None:
+        rows = [row for writing in decoder.writing for row in writing.rows]
+        if rows and len(rows[0].ids) >= steps:
+            held.append(decoder.new_tokens)
+            wait_until(lambda: all(row.job.is_cancelled for row in rows), 60)
+        tick()
+
+    monkeypatch.setattr(decoder, "tick", holding_tick)
+    return held

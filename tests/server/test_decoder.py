@@ -257,3 +257,26 @@ class _Recorded:
 
     def select(self, rows: torch.Tensor) -> None:
         self.selected = rows.tolist()
+
+
+def test_an_error_before_the_first_token_reaches_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("gpt2", positions=200)
+    decoder, settings = Decoder(model, 8, 1e9), DecodingSettings(max_new_tokens=5)
+    jobs = [TextJob([number], settings, 5) for number in (5, 6)]
+    decoder.waiting.extend(jobs)
+    with monkeypatch.context() as patch:
+
+        def no_memory(*_: object) -> None:
+            raise MemoryError
+
+        patch.setattr(model, "start", no_memory)
+        with pytest.raises(MemoryError):
+            decoder.tick()
+        decoder.fail(MemoryError())
+    for job in jobs:
+        with pytest.raises(MemoryError):
+            job.future.result(0)
+    assert decoder.rows == 0 and not decoder.has_work
+    other = TextJob([7], settings, 5)
+    run_staggered(decoder, [other])
+    assert_equal_to_alone(model, [other])

@@ -48,8 +48,8 @@ def test_it_serves_drains_and_leaves(folders: dict[str, Path]) -> None:
     ):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="right", max_retries=0)
         assert [model.id for model in client.models.list()] == ["gpt2", "words"]
-        assert httpx2.get(f"{url}/v1/models").status_code == 401
-        assert httpx2.get(f"{url}/health", headers={"Host": "example.org"}).status_code == 403
+        assert httpx2.get(f"{url}/v1/models", timeout=60).status_code == 401
+        assert httpx2.get(f"{url}/health", headers={"Host": "example.org"}, timeout=60).status_code == 403
         model = etymon.load(folders["gpt2"])
         (expected,) = etymon.generate(
             model, ["The cat"], max_new_tokens=200, temperature=1.5, seed=1, min_new_tokens=200
@@ -75,7 +75,7 @@ def test_it_serves_drains_and_leaves(folders: dict[str, Path]) -> None:
 def _refuses(url: str) -> bool:
     for _ in range(200):
         try:
-            if httpx2.get(f"{url}/ready").status_code == 503:
+            if httpx2.get(f"{url}/ready", timeout=60).status_code == 503:
                 return True
         except httpx2.TransportError:
             return True
