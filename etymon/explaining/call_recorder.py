@@ -65,6 +65,8 @@ class CallRecord:
     vocabulary: list[VocabularyCall] = field(default_factory=list)
     heads: list[HeadCall] = field(default_factory=list)
     traces: dict[str, Trace] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    """Of the models that were watched."""
 
     def read_of(self, hidden: Tensor) -> ReadCall | None:
         """The call that computed these states, or states that they are a part of (ELMo's directions)."""
@@ -82,6 +84,7 @@ def recorded_calls(unit: Any, traces: bool = True) -> Iterator[CallRecord]:
     models = {"model": unit.model, **dict(unit.companions.items())}
     if unit.teacher is not None:
         models["teacher"] = unit.teacher
+    record.names = tuple(models)
     watched: list[tuple[nn.Module, str]] = []
 
     def watch(part: nn.Module, name: str, after: Callable[..., None]) -> None:

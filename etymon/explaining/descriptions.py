@@ -14,7 +14,8 @@ ABOUT = {
     "prefix": "The beginning of the text is read in both directions, like a question; the rest is "
     "predicted token by token, like its answer.",
     "masked": "Some tokens are hidden, and the model says what they were. It sees everything else, "
-    "to the left and to the right.",
+    "to the left and to the right. A few of them become another token, or stay as they are: it must not "
+    "trust what it reads.",
     "masked-next-sentence": "Some tokens are hidden, and the model says what they were. It also "
     "says whether the second text really followed the first, or came from "
     "another document.",
@@ -24,7 +25,8 @@ ABOUT = {
     "left to right. In both, a token is predicted from the state of the place before it.",
     "permutation": "Some tokens are targets, and they are predicted one after the other in an order"
     " that is drawn anew. The query stream knows where a target stands but not which"
-    " token it is; the content stream knows both.",
+    " token it is; the content stream knows both. A sample is running text, which the next one remembers, and "
+    "two pieces of text behind it.",
     "bidirectional": "Two language models read the text, one ahead and one back. Each predicts the "
     "next word on its way; they share the vocabulary and nothing else.",
     "replaced": "A small generator guesses hidden tokens, and its guesses are put into the text. "

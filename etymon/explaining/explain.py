@@ -96,7 +96,7 @@ def explain_example(
         losses = {
             name: float(term.sum) / max(1.0, {**micro.counts, **counts}[name]) for name, term in terms.items()
         }
-    readers = _readers(record, tokenizer, example, trained, most_tokens)
+    readers = _readers(record, tokenizer, example, trained, most_tokens, bool(objective.shifted))
     return readers, _text_questions(record, micro, trained), losses
 
 
@@ -144,33 +144,43 @@ def fitting_length(objective: type[Objective], tokenizer: Tokenizer, texts: Sequ
 
 
 def _readers(
-    record: CallRecord, tokenizer: Tokenizer, example: Any, trained: bool, most_tokens: int | None
+    record: CallRecord,
+    tokenizer: Tokenizer,
+    example: Any,
+    trained: bool,
+    most_tokens: int | None,
+    is_shifted: bool,
 ) -> list[ExplainedReader]:
-    """A reader for every call that read something, in the order of the calls."""
+    """A reader for every call that read something, in the order of the calls. `is_shifted`: a token is
+    predicted from the place before it."""
     readers = []
     for read in record.reads:
-        calls = [call for call in record.vocabulary if record.read_of(call.hidden) is read]
+        calls: list[Any] = [call for call in record.vocabulary if record.read_of(call.hidden) is read]
+        is_two_way = hasattr(example, "back_ids")
         flags = [call for call in record.heads if call.batch is read.batch and call.name == "replaced"]
-        # ELMo asks twice of one pass: ahead, then back, each with words of its own.
-        for direction, call in enumerate(calls or [None]):
-            ids = read.batch.ids.tolist()
-            name = read.who
-            if len(calls) > 1:
-                name = ("ahead", "back")[direction]
-                if direction:
-                    ids = getattr(example, "back_ids", read.batch.ids).tolist()
+        # ELMo asks twice of one pass: ahead, then back, each with words of its own. Others may ask in parts.
+        for direction, asking in enumerate([[call] for call in calls] if is_two_way else [calls]):
+            ids = example.back_ids.tolist() if direction else read.batch.ids.tolist()
+            name = ("ahead", "back")[direction] if is_two_way else read.who
+            if name == "model" and "teacher" in record.names:
+                name = "student"
             elif flags:
                 name = "discriminator"
-            places, originals = [], {}
-            if call is not None:
-                places = _places(read, call.at, len(call.targets))
-                if _stands_in_place(read, name):
-                    originals = dict(zip(places, call.targets.tolist(), strict=True))
-            elif flags and (generator := record.vocabulary):
+            originals = {}
+            places = [_places(read, call.at, len(call.targets)) for call in asking]
+            if asking and _stands_in_place(read, name):
+                for call, at in zip(asking, places, strict=True):
+                    standing = [place + is_shifted for place in at]
+                    originals |= dict(zip(standing, call.targets.tolist(), strict=True))
+            elif not asking and flags and (generator := record.vocabulary):
                 hidden_places = generator[0].at.tolist() if generator[0].at is not None else []
                 originals = dict(zip(hidden_places, generator[0].targets.tolist()))
-            shown = _window(len(ids), [*places, *originals], most_tokens)
-            questions = [] if call is None else _questions(read, call, places, tokenizer, trained, shown)
+            shown = _window(len(ids), [*(place for at in places for place in at), *originals], most_tokens)
+            questions = [
+                question
+                for call, at in zip(asking, places, strict=True)
+                for question in _questions(read, call, at, tokenizer, trained, shown)
+            ]
             chances = flags[0].logits.sigmoid().tolist() if flags and trained else None
             tokens = _tokens(read, ids, tokenizer, originals, chances, shown)
             sees = _visibility(record, read, tokenizer, tokens)
@@ -189,9 +199,9 @@ def _window(count: int, questions: Sequence[int], most: int | None) -> range:
 
 
 def _stands_in_place(read: ReadCall, name: str) -> bool:
-    """Whether a target is the token of the very place where it is asked for, and not the next one."""
+    """Whether the places of targets may hold something else, and not what a decoder reads next."""
     capabilities = read.model.capabilities
-    return name in ("model", "generator", "teacher") and "bidirectional" in capabilities
+    return name in ("model", "student", "generator") and "bidirectional" in capabilities
 
 
 def _places(read: ReadCall, at: Tensor | None, count: int) -> list[int]:
@@ -307,7 +317,7 @@ def _visibility(
         cross = [weights[0].amax(0) > 0 for weights in shown.cross]
         if cross and read.source is not None:
             sources = readable_tokens(tokenizer, read.source.ids.tolist())
-            maps += _layer_maps(cross, names, sources, "encoder")
+            maps += _layer_maps(cross, names, sources, "decoder sees encoder")
     return maps
 
 

@@ -10,9 +10,21 @@ from etymon.report.page import as_html, in_language, render_template
 
 WORDS = (
     "reads was predicts guesses position segment order draws loss rank replaced? step of play pause back "
-    "next yes no sure mask special sentinel changed asked text"
+    "next yes no sure mask special sentinel changed asked text memory layers"
 ).split()
-PHRASES = ("who sees whom", "rows see columns", "point at a token", "does not see", "sees", "sample")
+PHRASES = (
+    "who sees whom",
+    "rows see columns",
+    "all see all",
+    "all layers",
+    "query stream",
+    "content stream",
+    "decoder sees encoder",
+    "point at a token",
+    "sample",
+    "next sentence",
+    "sentence order",
+)
 
 
 def explain_page(record: Mapping[str, Any]) -> str:

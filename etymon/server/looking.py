@@ -44,8 +44,8 @@ def _check_length(served: ServedModel, texts: list[str]) -> None:
 async def task(state: ServerState, body: schemas.TaskRequest, request: Request) -> Response:
     served = await state.open(body.model, ability="predict")
     chosen = await asyncio.to_thread(task_for, served.model, body.task, {})
-    columns = list(chosen.input_columns)
-    return json_response({"model": body.model, "task": chosen.name, "columns": columns})
+    columns, lists = list(chosen.input_columns), list(chosen.list_columns)
+    return json_response({"model": body.model, "task": chosen.name, "columns": columns, "lists": lists})
 
 
 async def lens(state: ServerState, body: schemas.LensRequest, request: Request) -> Response:

@@ -373,6 +373,7 @@ class TaskAnswer(BaseModel):
     model: str
     task: str
     columns: list[str] = Field(description="what a row of /predict has to have")
+    lists: list[str] = Field(description="those of them that are lists of texts: words, choices")
 
 
 class LensAnswer(BaseModel):

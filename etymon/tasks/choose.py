@@ -51,6 +51,10 @@ class Choose(HeadTask):
         before = () if options.context is None else (options.context,)
         return (options.text, *before, *options.choices)
 
+    @property
+    def list_columns(self) -> tuple[str, ...]:
+        return self.options.choices if len(self.options.choices) == 1 else ()
+
     # --- rows
 
     def choices(self, table: Table) -> list[list[str]]:

@@ -93,6 +93,10 @@ class Tag(HeadTask):
         return (options.tokens or "tokens", options.tags or "tags")
 
     @property
+    def list_columns(self) -> tuple[str, ...]:
+        return () if self.has_entities else self.columns[:1]
+
+    @property
     def default_metrics(self) -> tuple[str, ...]:
         """By entities, where tags say such; by words otherwise, and as long as the tags are not known."""
         return ("f1",) if self.has_entities else tag_metrics(self.label_names)[:1]

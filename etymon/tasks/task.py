@@ -92,6 +92,11 @@ class Task(Objective, ABC):
         """The columns that a prediction needs."""
         return self.columns[:1]
 
+    @property
+    def list_columns(self) -> tuple[str, ...]:
+        """Those of them whose cells are lists of texts."""
+        return ()
+
     @abstractmethod
     def texts(self, table: Table) -> dict[str, list[str]]:
         """The table's texts by side, `source` and `target` or `text` alone, to train a tokenizer on. Refuses

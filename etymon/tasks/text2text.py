@@ -261,6 +261,7 @@ class WrittenTask(Task):
     heads = frozenset({"vocabulary"})
     columns = property(attrgetter("task.columns"))
     input_columns = property(attrgetter("task.input_columns"))
+    list_columns = property(attrgetter("task.list_columns"))
     label_names = property(attrgetter("task.label_names"))
     default_metrics = property(attrgetter("task.default_metrics"))
     check_metrics = property(attrgetter("task.check_metrics"))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 ENDINGS = (".html", ".svg", ".png", ".json")
 VOCABULARY = 2000
 """Tokens of a tokenizer that is learnt for one explanation."""
+SENTINELS = 100
 WIDEST_PICTURE = 40
 """Keys of a picture of who sees whom that a terminal still shows."""
 STYLES = {"mask": "bold red", "sentinel": "bold magenta", "changed": "bold yellow", "asked": "bold cyan"}
@@ -193,7 +194,10 @@ def _tokenizer(
         ] * 2
         # A few sentences are too little for unigrams, which would be single letters.
         kind = "bpe" if get_family(family).tokenizer.kind == "unigram" else None
-        tokenizer = train_tokenizer(texts=learnt, **training_choice(kind, family, VOCABULARY))
+        choice = training_choice(kind, family, VOCABULARY)
+        if options.objective == "span-corruption":
+            choice["sentinels"] = choice["sentinels"] or SENTINELS  # of families that have none themselves
+        tokenizer = train_tokenizer(texts=learnt, **choice)
     tokenizer.framing = get_family(family).framing
     return tokenizer
 
@@ -268,7 +272,8 @@ def _show_sample(console: Any, sample: ExplainedSample) -> None:
         say(f"{question.name.replace('_', ' ')}: {answer}{chance}")
     if sample.losses:
         print()
-        print("  ".join(f"{name} {value:.3f}" for name, value in sample.losses.items()))
+        terms = "  ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in sample.losses.items())
+        say(f"loss: {terms}")
 
 
 def token_lines(reader: ExplainedReader, width: int) -> list[Text]:
@@ -319,12 +324,15 @@ def _rows(reader: ExplainedReader) -> list[tuple[str, list[str]]]:
         return ["" if value is None else visible(str(value).strip() or str(value)) for value in values]
 
     places = range(len(tokens))
+    # Of targets alone, counted from 1: between two texts of a sample, numbers are left out.
+    targets = sorted((tokens[place].order, place) for place in questions if tokens[place].order)  # type: ignore[type-var]
+    turns = {place: turn for turn, (_, place) in enumerate(targets, 1)}
     rows = [
         ("position", cells([token.position for token in tokens])),
         ("reads", cells([token.text for token in tokens])),
         ("was", cells([token.original for token in tokens])),
         ("segment", cells([token.segment for token in tokens])),
-        ("order", cells([token.order or None for token in tokens])),
+        ("order", cells([turns.get(place) for place in places])),
         ("predicts", cells([questions[place].target if place in questions else None for place in places])),
         ("guesses", cells([best.get(place) for place in places])),
         ("draws", cells([questions[place].drawn if place in questions else None for place in places])),
@@ -342,8 +350,17 @@ def _show_picture(picture: VisibilityMap) -> None:
     if len(picture.keys) > WIDEST_PICTURE:
         say(f"who sees whom ({picture.layers}) is too wide for a terminal: --out page.html shows it")
         return
-    say(f"who sees whom ({picture.layers}): rows see columns")
+    remembered = sum(key.startswith("memory -") for key in picture.keys)
+    if remembered:
+        say(
+            f"who sees whom ({picture.layers}): rows see columns, of which the first {remembered} are remembered"
+        )
+    else:
+        say(f"who sees whom ({picture.layers}): rows see columns")
     names = [visible(name.strip() or name) for name in picture.queries]
     widest = max(map(display_width, names))
     for name, row in zip(names, picture.allowed, strict=True):
-        print(f"  {align_left(name, widest)}  {' '.join('■' if seen else '·' for seen in row)}")
+        squares = ["■" if seen else "·" for seen in row]
+        if remembered:
+            squares.insert(remembered, "│")
+        print(f"  {align_left(name, widest)}  {' '.join(squares)}")

@@ -95,7 +95,10 @@ def serve(options: ServeOptions) -> None:
     )
 
     def tell() -> None:
-        notify(f"{', '.join(store.folders)} at {address}/v1 (what can be asked: {address}/docs; Ctrl-C ends)")
+        names = ", ".join(store.folders)
+        notify(
+            f"{names} at {address}/v1 (to try in a browser: {address}; for programs: {address}/docs; Ctrl-C ends)"
+        )
         if not is_local and key is None:
             notify("whoever reaches this machine can ask: ask for a key with --api-key VARIABLE")
 

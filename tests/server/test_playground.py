@@ -16,7 +16,7 @@ from etymon.families.loading import load
 from etymon.families.saving import save
 from etymon.server.guard import GuardSettings
 from tests import tiny
-from tests.server.conftest import Running, running
+from tests.server.conftest import Running, hold_until_cancelled, running, wait_until
 
 CHROMIUM = Path("/usr/bin/chromium")
 TEXT = "The cat sat on the mat."
@@ -27,7 +27,12 @@ PANELS = [
     ("fill", "bert", {"text": "The [MASK] sat on the ___."}, ".bars meter"),
     ("replaced", "discriminator", {"text": TEXT}, ".heat td"),
     ("predict", "classifier", {"text": TEXT}, ".bars meter"),
+    ("predict", "pairs", {"question": "Who sat?", "passage": TEXT}, ".bars meter"),
     ("predict", "reader", {"question": "Who sat?", "context": TEXT}, ".written"),
+    ("predict", "tagger", {"words": "The cat sat in Paris ."}, ".heat td"),
+    ("predict", "finder", {"sentence": "The cat sat in 北京 with 𝒳 soup."}, ".written"),
+    ("predict", "rater", {"text": TEXT}, ".written"),
+    ("predict", "chooser", {"premise": TEXT, "ends": "It slept.\nIt flew.\nIt sat."}, ".bars meter"),
     ("translate", "t5", {"text": TEXT, "max_new_tokens": 6}, ".written"),
     ("summarize", "t5", {"text": TEXT, "max_new_tokens": 6}, ".written"),
     ("embed", "bert", {"texts": f"{TEXT}\nA dog"}, ".heat td"),
@@ -37,6 +42,14 @@ PANELS = [
     ("score", "gpt2", {"text": TEXT}, ".word"),
     ("explain", "bert", {"texts": TEXT}, ".token"),
 ]
+TASKS: dict[str, tuple[str, tuple[str, ...], str, dict[str, Any]]] = {
+    "reader": ("span", (), "answer", {}),
+    "pairs": ("classification", ("no", "yes"), "classify", {"text": "question", "second": "passage"}),
+    "tagger": ("tagging", ("NOUN", "VERB"), "tag", {"tokens": "words", "tags": "tags"}),
+    "finder": ("tagging", ("O", "B-PLACE", "I-PLACE"), "tag", {"text": "sentence", "entities": "places"}),
+    "rater": ("classification", ("value",), "regress", {"text": "text"}),
+    "chooser": ("choice", (), "choose", {"text": "premise", "choices": ["ends"]}),
+}
 LANGUAGES = [("en", "light"), ("zh", "dark")]
 
 
@@ -56,9 +69,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def site(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    place = tmp_path_factory.mktemp("reader")
-    save(tiny.model("bert", frozenset({"span"})), place / "reader")
-    with running({**folders, "reader": place / "reader"}) as started:
+    place = tmp_path_factory.mktemp("tasks")
+    for name, (head, labels, task, options) in TASKS.items():
+        model = tiny.model("bert", frozenset({head}), **({"labels": labels} if labels else {}))
+        model.history = [{"task": {"name": task, "options": options, "limits": {}, "labels": list(labels)}}]
+        save(model, place / name)
+    with running({**folders, **{name: place / name for name in TASKS}}) as started:
         yield started
 
 
@@ -74,7 +90,7 @@ def open_page(browser: Any, site: Running) -> Iterator[Callable[..., Any]]:
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
@@ -222,20 +238,26 @@ def test_copied_requests_are_what_the_page_asked(open_page: Callable[..., Any], 
     assert site.post("/fill", **body).status_code == 200 and body["model"] == "bert"
 
 
-def test_mistakes_are_told_and_a_stream_can_be_stopped(open_page: Callable[..., Any]) -> None:
+def test_mistakes_are_told_and_a_stream_can_be_stopped(
+    open_page: Callable[..., Any], site: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = open_page(link("fill", "bert", {"text": ""}))
     page.click("#run")
     page.wait_for_selector("#status:text('Write something first.')")
+    decoder = site.state.store.get("gpt2", "vocabulary").build_decoder()
+    hold_until_cancelled(monkeypatch, decoder, 3)
     page = open_page(link("write", "gpt2", {"prompt": TEXT, "max_tokens": 200, "sampled": "false"}))
     page.click("#run")
     page.wait_for_selector(".piece")
     page.click("#stop")
-    page.wait_for_selector("#status:text-matches('Stopped|Done')")
+    page.wait_for_selector("#status:text('Stopped.')")
+    wait_until(lambda: site.state.scheduler.rows == 0)
 
 
 def test_a_server_with_a_key_asks_for_it(browser: Any, folders: dict[str, Path]) -> None:
     with running({"bert": folders["bert"]}, guard=GuardSettings(key="open sesame")) as started:
         page = browser.new_page()
+        page.set_default_timeout(60_000)
         page.goto(started.url)
         page.wait_for_selector(".error")
         page.fill("#key", "open sesame")
@@ -254,3 +276,43 @@ def test_the_page_is_small_and_allows_nothing_foreign(open_page: Callable[..., A
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     policy = page.request.get(site.url).headers["content-security-policy"]
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+
+
+@pytest.mark.parametrize(("language", "scheme"), LANGUAGES)
+def test_pages_of_explain_and_attention_work_by_themselves(
+    browser: Any,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    language: str,
+    scheme: str,
+) -> None:
+    """From a file, without a server: steps, heads, and nothing asked of anybody."""
+    monkeypatch.setenv("ETYMON_LANGUAGE", language)
+    etymon.explain("xlnet", TEXT, out=tmp_path / "explain.html")
+    etymon.attention(str(folders["bert"]), "The cat sat in 北京.", out=tmp_path / "attention.html")
+    context = browser.new_context(color_scheme=scheme)
+    page, complaints, asked = context.new_page(), [], []
+    page.set_default_timeout(60_000)
+    page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda sent: asked.append(sent.url))
+    page.goto((tmp_path / "explain.html").as_uri())
+    steps = page.locator(".controls button")
+    page.locator(".controls input").fill("0")
+    assert page.locator(".token.now").count() == 1
+    first = page.locator(".detail").first.inner_text()
+    steps.nth(2).click()
+    assert page.locator(".detail").first.inner_text() != first
+    page.locator(".controls input").fill("99")
+    assert violations(page) == []
+    # What a token does not see is dimmed.
+    page.locator(".token").first.focus()
+    assert page.locator(".token.unseen").count() > 0
+    page.goto((tmp_path / "attention.html").as_uri())
+    page.locator("#grid button").nth(4).press("Enter")
+    assert page.locator("#layer").input_value() == "1" and page.locator("#head").input_value() == "1"
+    assert page.locator("#grid button").nth(4).get_attribute("aria-pressed") == "true"
+    assert violations(page) == []
+    context.close()
+    assert complaints == [] and all(url.startswith("file:") for url in asked)

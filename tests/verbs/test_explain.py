@@ -122,7 +122,7 @@ def test_a_second_segment_remembers_the_first():
 def test_a_decoder_sees_the_encoder():
     encoder, decoder = explained("t5", "span-corruption")[2].samples[0].readers
     assert (encoder.name, decoder.name) == ("encoder", "decoder") and not encoder.questions
-    cross = next(picture for picture in decoder.sees if picture.layers.startswith("encoder"))
+    cross = next(picture for picture in decoder.sees if picture.layers.startswith("decoder sees encoder"))
     assert cross.keys == [token.text for token in encoder.tokens] and cross.allowed.all()
 
 
@@ -157,6 +157,40 @@ def test_next_sentences_need_no_second_document():
     (question,) = sample.about_text
     assert question.name == "next_sentence" and sum(question.probabilities) == pytest.approx(1)
     assert {token.segment for token in sample.readers[0].tokens} == {0, 1}
+
+
+def test_an_objective_that_asks_in_parts_has_one_reader_and_says_what_was_hidden():
+    (reader,) = explained("bert", "hybrid", density=0.5)[2].samples[0].readers
+    assert reader.name == "model" and reader.questions
+    # A token is predicted from the place before it.
+    for question in reader.questions:
+        token = reader.tokens[question.place + 1]
+        assert question.target == (token.original or token.text)
+    assert any(token.kind == "mask" and token.original for token in reader.tokens)
+
+
+def test_a_student_is_called_so():
+    names = [reader.name for reader in explained("bert", "distilled-masked")[2].samples[0].readers]
+    assert names == ["student", "teacher"]
+
+
+@pytest.mark.parametrize("family", ["bart", "transformer", "rnn"])
+def test_spans_are_explained_for_families_without_sentinels(family):
+    encoder, decoder = etymon.explain(family, TEXT, objective="span-corruption").samples[0].readers
+    assert any(token.kind == "sentinel" for token in encoder.tokens) and decoder.questions
+
+
+def test_a_terminal_says_which_columns_are_remembered_and_the_turns_of_targets(capsys):
+    from etymon.verbs.explain import explain
+
+    for family in ("transformer-xl", "xlnet"):
+        options = explain.read({"model": family, "texts": [TEXT]})
+        present(explain.run(options), options)
+    shown = capsys.readouterr().out
+    assert "are remembered" in shown and " │ " in shown
+    orders = [line.split()[1:] for line in shown.splitlines() if line.startswith("  order ")]
+    numbers = [int(number) for line in orders for number in line]
+    assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -84,10 +84,12 @@ function thumbnails() {
       context.globalAlpha = number / most;
       context.fillRect(i % keys, Math.floor(i / keys), 1, 1);
     });
-    small.title = `${words.layer} ${l + 1}, ${words.head} ${h + 1}`;
-    small.dataset.place = `${l} ${h}`;
-    small.onclick = () => { layer.value = l; head.value = h; update(); };
-    grid.append(small);
+    const button = Object.assign(document.createElement("button"), {type: "button", title: `${words.layer} ${l + 1}, ${words.head} ${h + 1}`});
+    button.setAttribute("aria-label", button.title);
+    button.dataset.place = `${l} ${h}`;
+    button.onclick = () => { layer.value = l; head.value = h; update(); };
+    button.append(small);
+    grid.append(button);
   }
 }
 
@@ -96,7 +98,7 @@ function update() {
   shown = weights(current(), layer.value, head.value);
   value.textContent = "";
   for (const small of grid.children)
-    small.classList.toggle("chosen", small.dataset.place === `${layer.value} ${head.value}`);
+    small.setAttribute("aria-pressed", small.dataset.place === `${layer.value} ${head.value}`);
   draw();
 }
 

@@ -3,6 +3,10 @@ let words = {};
 const say = name => words[name] ?? name;
 // A text from right to left must not turn what stands around it.
 const apart = text => `\u2068${text}\u2069`;
+const plain = token => token.trim() || token;
+// Names of pictures are put together: the stream or side, then the layers.
+const layerName = name => name.replace(/query stream|content stream|decoder sees encoder|all layers|layers/g, say);
+const keyName = name => name.replace(/^memory (?=-)/, `${say("memory")} `);
 const percent = share => `${Math.round(100 * share)}%`;
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name);
 
@@ -26,15 +30,17 @@ function isStepwise(reader) {
 
 function tokenButton(reader, token, place, question) {
   const top = element("small", {className: token.original !== null ? "was" : "", textContent: token.original ?? ""});
-  const low = element("small");
+  const below = [];
   if (question) {
-    low.className = question.rank === 1 ? "asked right" : "asked";
-    low.textContent = "→ " + question.target.trim();
+    below.push(element("small", {className: "asked", textContent: "→ " + plain(question.target)}));
+    const [guess] = question.guesses;
+    if (guess) below.push(element("small", {className: question.rank === 1 ? "right" : "", textContent: `${plain(guess.token)} ${percent(guess.probability)}`}));
   } else if (token.replaced !== null) {
-    low.textContent = percent(token.replaced);
+    const isRight = (token.replaced > .5) === (token.original !== null);
+    below.push(element("small", {className: isRight ? "right" : "", textContent: percent(token.replaced)}));
   }
   const kind = token.kind + (question ? " asked-here" : "");
-  return element("button", {type: "button", className: "token " + kind, dir: "auto"}, top, token.text.trim() || token.text, low);
+  return element("button", {type: "button", className: "token " + kind, dir: "auto"}, top, plain(token.text), ...below);
 }
 
 function details(reader, place, question) {
@@ -42,7 +48,7 @@ function details(reader, place, question) {
   if (token.kind !== "text") parts.push(say(token.kind));
   if (token.original !== null) parts.push(`${say("was")} ${apart(token.original)}`);
   if (token.segment !== null) parts.push(`${say("segment")} ${token.segment}`);
-  if (token.order) parts.push(`${say("order")} ${token.order}`);
+  if (token.order && question) parts.push(`${say("order")} ${steps(reader).indexOf(question) + 1}`);
   if (token.replaced !== null) parts.push(`${say("replaced?")} ${percent(token.replaced)}`);
   if (question) {
     parts.push(`${say("predicts")} ${apart(question.target)}`);
@@ -58,13 +64,14 @@ function picture(map, marked) {
   const canvas = element("canvas"), context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
   const font = "13px system-ui, sans-serif";
   context.font = font;
+  map = {...map, keys: map.keys.map(keyName)};
   const width = names => Math.min(140, Math.max(...names.map(name => context.measureText(name).width))) + 8;
   const left = width(map.queries), top = width(map.keys), cell = 18;
   const [wide, high] = [left + map.keys.length * cell + 2, top + map.queries.length * cell + 2];
   Object.assign(canvas, {width: wide * ratio, height: high * ratio});
   Object.assign(canvas.style, {width: wide + "px", height: high + "px"});
   canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", `${say("who sees whom")}: ${map.layers}; ${say("rows see columns")}`);
+  canvas.setAttribute("aria-label", `${say("who sees whom")}: ${layerName(map.layers)}; ${say("rows see columns")}`);
   context.scale(ratio, ratio);
   context.font = font;
   context.textBaseline = "middle";
@@ -89,10 +96,10 @@ function picture(map, marked) {
     context.fillText(name, 0, 0, 140);
     context.restore();
   });
-  return element("figure", {}, canvas, element("figcaption", {textContent: `${map.layers}: ${say("rows see columns")}`}));
+  return element("figure", {}, canvas, element("figcaption", {textContent: `${layerName(map.layers)}: ${say("rows see columns")}`}));
 }
 
-function readerView(reader) {
+function readerView(reader, level) {
   const questions = new Map(reader.questions.map(question => [question.place, question]));
   const buttons = reader.tokens.map((token, place) => tokenButton(reader, token, place, questions.get(place)));
   const list = element("ul", {className: "tokens"}, ...buttons.map(button => element("li", {}, button)));
@@ -101,8 +108,11 @@ function readerView(reader) {
   const maps = element("div", {className: "maps"});
   const own = reader.sees.find(map => map.queries.length === reader.tokens.length && map.keys.length >= map.queries.length);
   let marked = null;
-  const drawMaps = () => maps.replaceChildren(...reader.sees.map(map =>
-    picture(map, map.queries.length === reader.tokens.length ? marked : null)));
+  // A picture in which all see all says no more than these words.
+  const seesAll = map => map.allowed.every(row => row.length === map.keys.length);
+  const drawMaps = () => maps.replaceChildren(...reader.sees.map(map => seesAll(map)
+    ? element("p", {textContent: `${layerName(map.layers)}: ${say("all see all")}`})
+    : picture(map, map.queries.length === reader.tokens.length ? marked : null)));
   buttons.forEach((button, place) => {
     const show = () => {
       marked = place;
@@ -121,10 +131,10 @@ function readerView(reader) {
     button.onmouseenter = button.onfocus = show;
     button.onmouseleave = button.onblur = leave;
   });
-  const view = element("div", {}, element("h3", {textContent: `${say(reader.name)} — ${say("reads")}`}));
+  const view = element("div", {}, element(level, {textContent: `${say(reader.name)} — ${say("reads")}`}));
   if (isStepwise(reader)) view.append(stepper(reader, buttons, detail, questions));
   view.append(list, detail);
-  if (reader.sees.length) view.append(element("h3", {textContent: say("who sees whom")}), maps);
+  if (reader.sees.length) view.append(element(level, {textContent: say("who sees whom")}), maps);
   drawMaps();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMaps);
   return view;
@@ -169,20 +179,22 @@ function stepper(reader, buttons, detail, questions) {
 }
 
 // All samples of an explanation, as `etymon explain --json` prints it, with the words of a language.
-export function explanationView(explanation, translations) {
+// Inside a page that has a heading above it, those of readers stand below that.
+export function explanationView(explanation, translations, isInside = false) {
   words = translations;
+  const level = explanation.total > 1 || isInside ? "h3" : "h2";
   const view = document.createElement("div");
   for (const sample of explanation.samples) {
     const section = element("section");
     if (explanation.total > 1)
       section.append(element("h2", {textContent: `${say("sample")} ${sample.number} ${say("of")} ${explanation.total}`}));
-    for (const reader of sample.readers) section.append(readerView(reader));
+    for (const reader of sample.readers) section.append(readerView(reader, level));
     for (const question of sample.about_text) {
       const sure = question.probabilities.length ? ` (${percent(question.probabilities[question.answer])} ${say("sure")})` : "";
-      section.append(element("p", {textContent: `${question.name.replaceAll("_", " ")}: ${say(question.answer ? "no" : "yes")}${sure}`}));
+      section.append(element("p", {textContent: `${say(question.name.replaceAll("_", " "))}: ${say(question.answer ? "no" : "yes")}${sure}`}));
     }
-    const losses = Object.entries(sample.losses).map(([name, value]) => `${name} ${value.toFixed(3)}`);
-    if (losses.length) section.append(element("p", {textContent: losses.join(" · ")}));
+    const losses = Object.entries(sample.losses).map(([name, value]) => `${name.replaceAll("_", " ")} ${value.toFixed(3)}`);
+    if (losses.length) section.append(element("p", {textContent: `${say("loss")}: ${losses.join(" · ")}`}));
     view.append(section);
   }
   return view;

@@ -124,7 +124,7 @@ async function choose(change, isLink = false) {
 const typed = {};
 
 async function drawFields(isLink) {
-  const now = panel;
+  const now = panel, whose = model;
   main.replaceChildren(element("p", {className: "status", textContent: say("running")}));
   try {
     fields = await panel.fields(poster(model.id));
@@ -133,7 +133,8 @@ async function drawFields(isLink) {
     main.replaceChildren(element("h2", {textContent: say(panel.id)}), element("p", {className: "error", role: "alert", textContent: error.message}));
     return;
   }
-  if (now !== panel) return;
+  // Another model or panel may have been chosen meanwhile.
+  if (now !== panel || whose !== model) return;
   values = {};
   const controls = fields.map(field => {
     const standard = typeof field.value === "object" ? field.value[language] : field.value;

@@ -2,7 +2,7 @@
 // A panel appears for models that have its ability.
 import {explanationView} from "/static/explain.js";
 import {EXPLAIN_WORDS} from "/static/strings.js";
-import {attentionView, bars, element, heatTable, percent, spelled, wordsView} from "/static/views.js";
+import {attentionView, bars, colouredWords, element, heatTable, percent, predictionView, spelled, wordsView} from "/static/views.js";
 
 const text = (name, value, rows = 3) => ({name, type: "text", value, rows});
 const number = (name, value, min, max, step = 1) => ({name, type: "number", value, min, max, step});
@@ -68,33 +68,36 @@ export const PANELS = [
     fields: () => [text("text", {en: "The cat sat on the capital.", zh: "猫坐在首都上。"})],
     requests: values => [{path: "/replaced", body: {texts: [values.text]}}],
     call: values => ({verb: "replaced", texts: [values.text], options: {}}),
-    view: ([answer], {say}) => heatTable(say("token"), [say("probability")], answer.texts[0].tokens.map(each => ({
-      name: spelled(each.token), cells: [{text: percent(each.probability), share: each.probability}]})), say("replaced")),
+    view([answer], {say}) {
+      const tokens = answer.texts[0].tokens.map(each => ({...each, name: spelled(each.token)}));
+      const shown = tokens.map(each => ({word: each.name, share: each.probability, title: percent(each.probability)}));
+      return element("div", {}, colouredWords(shown), heatTable(say("token"), [say("probability")], tokens.map(each => ({
+        name: each.name, cells: [{text: percent(each.probability), share: each.probability}]})), say("replaced")));
+    },
   },
   {
     id: "predict", ability: "predict",
     // What a row has to have depends on the task that the model was fine-tuned for.
     async fields(post) {
-      const {columns} = await post("/task", {});
-      return columns.map(name => text(name, name === "question" ? {en: "Who sat on the mat?", zh: "谁坐在垫子上？"}
-        : name === "choices" ? {en: "It slept.\nIt flew.", zh: "它睡着了。\n它飞走了。"} : name === "tokens" ? {en: "The cat sat in Paris .", zh: "猫 坐 在 巴黎 。"} : SENTENCE));
+      const {task, columns, lists} = await post("/task", {});
+      this.task = {task, columns, lists};
+      return columns.map((name, place) => {
+        if (lists.includes(name)) return text(name, task === "tag" ? {en: "The cat sat in Paris .", zh: "猫 坐 在 巴黎 。"} : {en: "It slept.\nIt flew.", zh: "它睡着了。\n它飞走了。"});
+        if (name === "question") return text(name, {en: "Who sat on the mat?", zh: "谁坐在垫子上？"});
+        return text(name, place ? {en: "A cat is sitting on a mat.", zh: "垫子上坐着一只猫。"} : SENTENCE);
+      });
     },
-    row: values => Object.fromEntries(Object.entries(values).map(([name, value]) =>
-      [name, name === "choices" ? lines(value) : name === "tokens" ? value.split(/\s+/).filter(Boolean) : value])),
+    // Words stand side by side, choices below each other.
+    row(values) {
+      const {task, lists} = this.task;
+      return Object.fromEntries(Object.entries(values).map(([name, value]) =>
+        [name, !lists.includes(name) ? value : task === "tag" ? value.split(/\s+/).filter(Boolean) : lines(value)]));
+    },
     requests(values) { return [{path: "/predict", body: {rows: [this.row(values)]}}]; },
     call(values) { return {verb: "predict", texts: [], options: {}, data: [this.row(values)]}; },
-    view([answer], {say}) {
-      const [prediction] = answer.predictions;
-      const view = element("div", {}, ...heading(`${say("answer")} (${answer.task})`));
-      const shown = prediction.prediction;
-      view.append(element("p", {className: "written", dir: "auto", textContent: typeof shown === "string" ? shown : JSON.stringify(shown)}));
-      const shares = prediction.probabilities;
-      if (shares && typeof shares === "object") {
-        const rows = Object.entries(shares).filter(([, share]) => typeof share === "number").sort((one, other) => other[1] - one[1]);
-        if (rows.length) view.append(...heading(say("probability"), bars(rows, say("probability"))));
-      }
-      const rest = Object.entries(prediction).filter(([name]) => !["prediction", "probabilities"].includes(name));
-      if (rest.length) view.append(element("pre", {className: "code", tabIndex: 0, textContent: rest.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join("\n")}));
+    view([answer], {say, values}) {
+      const view = predictionView(answer.predictions[0], this.row(values), this.task, say);
+      view.prepend(...heading(`${say("answer")} (${say(answer.task)})`));
       for (const note of answer.notes) view.append(element("p", {className: "status", textContent: note}));
       return view;
     },
@@ -154,7 +157,7 @@ export const PANELS = [
     view([answer], {language, offer}) {
       offer("objective", answer.objectives);
       const {family, objective, about} = answer.explanation;
-      return element("div", {}, ...heading(`${family}: ${objective}`, element("p", {textContent: about}), explanationView(answer.explanation, EXPLAIN_WORDS[language])));
+      return element("div", {}, ...heading(`${family}: ${objective}`, element("p", {textContent: about}), explanationView(answer.explanation, EXPLAIN_WORDS[language], true)));
     },
   },
 ];

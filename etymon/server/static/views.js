@@ -45,13 +45,61 @@ export function heatTable(corner, columns, rows, label) {
   return element("div", {className: "scroll", tabIndex: 0, role: "region", "aria-label": label}, table);
 }
 
-export function wordsView(words, say) {
-  const most = Math.max(8, ...words.map(word => word.surprisal));
-  return element("p", {className: "words", dir: "auto"}, ...words.flatMap(({word, surprisal}) => {
-    const shown = element("span", {className: "word", textContent: word, title: `${surprisal.toFixed(2)} ${say("bits")}`});
-    tint(shown, surprisal / most, "--series-2");
+// Words side by side, the stronger coloured the larger their share.
+export function colouredWords(words) {
+  return element("p", {className: "words", dir: "auto"}, ...words.flatMap(({word, share, title}) => {
+    const shown = element("span", {className: "word", textContent: word, title});
+    tint(shown, share, "--series-2");
     return [shown, " "];
   }));
+}
+
+export function wordsView(words, say) {
+  const most = Math.max(8, ...words.map(word => word.surprisal));
+  return colouredWords(words.map(({word, surprisal}) => ({word, share: surprisal / most, title: `${surprisal.toFixed(2)} ${say("bits")}`})));
+}
+
+const written = text => element("p", {className: "written", dir: "auto"}, text);
+
+// A text with some of its characters marked; places count characters as Python does.
+function markedText(text, marks) {
+  const letters = Array.from(text), shown = written("");
+  let done = 0;
+  for (const {start, end, label} of [...marks].sort((one, other) => one.start - other.start)) {
+    if (start < done) continue;
+    shown.append(letters.slice(done, start).join(""), element("mark", {}, letters.slice(start, end).join(""), ...(label ? [element("small", {textContent: ` ${label}`})] : [])));
+    done = end;
+  }
+  shown.append(letters.slice(done).join(""));
+  return shown;
+}
+
+// What a fine-tuned model answers to a row, by the form of its answer.
+export function predictionView(answer, row, {task, columns, lists}, say) {
+  const {prediction, probabilities, confidences} = answer, view = element("div");
+  if (Array.isArray(probabilities)) {  // a choice
+    const choices = lists.length ? row[lists[0]] : columns.slice(-probabilities.length).map(name => row[name]);
+    const best = probabilities.indexOf(Math.max(...probabilities));
+    view.append(written(choices[best] ?? String(prediction)), bars(choices.map((text, place) => [text, probabilities[place]]), say("probability")));
+  } else if (Array.isArray(confidences)) {  // a tag for every word
+    view.append(heatTable(say("word"), [say("tag name"), say("probability")], prediction.map((tag, place) => ({
+      name: row[lists[0]]?.[place] ?? "", cells: [{text: tag, share: 0}, {text: percent(confidences[place]), share: confidences[place]}]})), say(task)));
+  } else if (task === "tag") {  // entities
+    view.append(markedText(String(row[columns[0]]), prediction));
+    view.append(prediction.length ? bars(prediction.map(each => [`${each.text} (${each.label})`, each.confidence ?? 0]), say("probability")) : element("p", {textContent: say("no entities")}));
+  } else if (task === "answer") {
+    const context = String(row[columns.at(-1)]);
+    view.append(written(prediction || say("no answer")));
+    if (answer.start != null) view.append(markedText(context, [{start: answer.start, end: answer.stop}]));
+    if (answer.best?.length) view.append(heatTable(say("answer"), [say("score of it")], answer.best.map(each => ({name: each.text || "–", cells: [{text: each.score.toFixed(2), share: 0}]})), say("answer")));
+  } else {
+    const shown = Array.isArray(prediction) ? prediction.join(", ") || "–" : typeof prediction === "number" ? prediction.toFixed(3) : String(prediction ?? "–");
+    view.append(written(shown));
+    if (probabilities) view.append(bars(Object.entries(probabilities).sort((one, other) => other[1] - one[1]), say("probability")));
+    for (const [name, value] of Object.entries(answer))
+      if (!["prediction", "probabilities"].includes(name) && typeof value !== "object") view.append(element("p", {textContent: `${name.replaceAll("_", " ")}: ${value}`}));
+  }
+  return view;
 }
 
 function meanOf(map, layer, head) {
@@ -87,7 +135,7 @@ export function attentionView(maps, say, chosen, onChoose) {
   };
   function draw() {
     const map = maps[Math.min(chosen.kind, maps.length - 1)];
-    const [kind, kindField] = select("kind", maps.map((each, number) => option(number, each.kind, each === map)));
+    const [kind, kindField] = select("kind", maps.map((each, number) => option(number, say(each.kind), each === map)));
     const [layer, layerField] = select("layer", [option("mean", say("mean"), chosen.layer === "mean"),
       ...map.layers.map((number, l) => option(l, number, String(l) === chosen.layer))]);
     const [head, headField] = select("head", [option("mean", say("mean"), chosen.head === "mean"),
