@@ -25,8 +25,8 @@ ABOUT = {
     "left to right. In both, a token is predicted from the state of the place before it.",
     "permutation": "Some tokens are targets, and they are predicted one after the other in an order"
     " that is drawn anew. The query stream knows where a target stands but not which"
-    " token it is; the content stream knows both. A sample is running text, which the next one remembers, and "
-    "two pieces of text behind it.",
+    " token it is; the content stream knows both. A sample is running text, which the next "
+    "one remembers, and two pieces of text behind it.",
     "bidirectional": "Two language models read the text, one ahead and one back. Each predicts the "
     "next word on its way; they share the vocabulary and nothing else.",
     "replaced": "A small generator guesses hidden tokens, and its guesses are put into the text. "

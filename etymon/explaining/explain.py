@@ -166,7 +166,7 @@ def _readers(
                 name = "student"
             elif flags:
                 name = "discriminator"
-            originals = {}
+            originals: dict[int, int] = {}
             places = [_places(read, call.at, len(call.targets)) for call in asking]
             if asking and _stands_in_place(read, name):
                 for call, at in zip(asking, places, strict=True):

@@ -30,8 +30,8 @@ CELL, ROW = 0.62, 0.26
 
 
 def explain_picture(path: str | PathLike[str], record: Mapping[str, Any]) -> None:
-    """Writes a sample of an explanation (`explaining.explanation.as_record`) to an .svg or .png file: the first that
-    remembers another one, else the first."""
+    """Writes a sample of an explanation (`explaining.explanation.as_record`) to an .svg or .png file: the
+    first that remembers another one, else the first."""
     kind = Path(path).suffix[1:].lower()
     with atomic_write(path, "wb") as file:
         _draw(file, kind, record, Path(path).name if kind == "png" else "")

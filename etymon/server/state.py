@@ -63,7 +63,7 @@ class ServerState:
         """The model with that head among those of a name."""
         served = await asyncio.to_thread(self.store.find, name, head)
         if served is None:
-            # In a thread of its own: opening takes a while, and however many wait for it, others are answered.
+            # In a thread of its own: however many wait for it, others are answered.
             loop = asyncio.get_running_loop()
             served = await loop.run_in_executor(self.opening, self.store.get, name, head)
         return served
@@ -71,7 +71,7 @@ class ServerState:
     async def decoder(self, served: ServedModel, request: Request) -> Decoder:
         """Who writes the texts of a model; the first time it is made."""
         if served.decoder is None:
-            # By the thread that computes, since it runs the model: one that is being traced would record that.
+            # By the thread that computes: a model that is being traced would record its first reading.
             key = ("decoder", served.name)
             await self.call(request, key, [None], lambda items: [served.build_decoder() for _ in items])
         assert served.decoder is not None

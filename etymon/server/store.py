@@ -83,7 +83,7 @@ class ServedModel:
         self._encoders: dict[tuple[str | None, bool | None], SentenceEncoder] = {}
 
     def build_decoder(self) -> Decoder:
-        """The decoder, made if there is none. It runs the model, so it belongs to the thread that computes."""
+        """The decoder, made if there is none: by the thread that computes, since that runs the model."""
         self.decoder = self.decoder or Decoder(self.model, self._rows, self._memory)
         return self.decoder
 

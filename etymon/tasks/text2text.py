@@ -274,9 +274,8 @@ class WrittenTask(Task):
 
     def __init__(self, task: Any) -> None:
         super().__init__(task.options)
-        self.task = task
+        self.task, self.default_rows = task, task.default_rows  # type: ignore[misc]
         self.name, self.metrics = task.name, task.metrics  # type: ignore[misc]
-        self.default_rows = task.default_rows  # type: ignore[misc]
         self.writing = Text2Text(Text2TextOptions())
         self.limits = self.writing.limits
 

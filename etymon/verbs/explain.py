@@ -325,7 +325,7 @@ def _rows(reader: ExplainedReader) -> list[tuple[str, list[str]]]:
 
     places = range(len(tokens))
     # Of targets alone, counted from 1: between two texts of a sample, numbers are left out.
-    targets = sorted((tokens[place].order, place) for place in questions if tokens[place].order)  # type: ignore[type-var]
+    targets = sorted((tokens[place].order, place) for place in questions if tokens[place].order)
     turns = {place: turn for turn, (_, place) in enumerate(targets, 1)}
     rows = [
         ("position", cells([token.position for token in tokens])),
@@ -352,9 +352,7 @@ def _show_picture(picture: VisibilityMap) -> None:
         return
     remembered = sum(key.startswith("memory -") for key in picture.keys)
     if remembered:
-        say(
-            f"who sees whom ({picture.layers}): rows see columns, of which the first {remembered} are remembered"
-        )
+        say(f"who sees whom ({picture.layers}): rows see columns, the first {remembered} are remembered")
     else:
         say(f"who sees whom ({picture.layers}): rows see columns")
     names = [visible(name.strip() or name) for name in picture.queries]

@@ -97,7 +97,7 @@ def serve(options: ServeOptions) -> None:
     def tell() -> None:
         names = ", ".join(store.folders)
         notify(
-            f"{names} at {address}/v1 (to try in a browser: {address}; for programs: {address}/docs; Ctrl-C ends)"
+            f"{names} at {address}/v1 (in a browser: {address}; for programs: {address}/docs; Ctrl-C ends)"
         )
         if not is_local and key is None:
             notify("whoever reaches this machine can ask: ask for a key with --api-key VARIABLE")
