@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # In the order of `etymon export --list`. Modules are imported when a target is asked for.
 TARGETS = {
+    "onnx": "etymon.exports.onnx_target:OnnxTarget",
     "torch": "etymon.exports.torch_target:TorchTarget",
 }
 

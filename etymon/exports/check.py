@@ -46,7 +46,10 @@ class CheckFigures:
 def check_inputs(model: Model, head: str) -> list[CheckInputs]:
     """Rows of 1, of 7 and of as many tokens as the model reads, one at a time and three together (of three
     lengths), in English and in Chinese."""
-    longest = min(model.positions or LONGEST, model.decoder_positions or LONGEST)
+    limits = [model.positions]
+    if not model.encoder_decoder or model.body.decoder is not None:
+        limits.append(model.decoder_positions)
+    longest = min(limit or LONGEST for limit in limits)
     writes = model.encoder_decoder and head == "vocabulary"
     checked = []
     for number, text in enumerate(TEXTS):

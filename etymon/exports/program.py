@@ -18,10 +18,20 @@ from etymon.nn.attention import Memory
 from etymon.nn.padded import padded_batch
 
 if TYPE_CHECKING:
+    from etymon.families.family import Family
     from etymon.families.model import Model
 
 TOKEN_HEADS = frozenset({STATES, "vocabulary", "tagging", "span", "replaced"})
 """Heads that answer for every token of a row; others answer once for all of it."""
+
+
+def no_program(family: Family, head: str) -> str | None:
+    """Why a head has no program of padded tensors; None where it has one."""
+    if head == "conditional_span":
+        return "its ends depend on beginnings that are searched for first: fine-tune a span head"
+    if family.name in ("rnn", "elmo"):
+        return "recurrent layers read rows token by token, without padding"
+    return None
 
 
 @dataclass(frozen=True)
@@ -44,9 +54,9 @@ class HeadProgram(nn.Module):
     """One head of a model over padded rows. Choices are rows of `[R, C, T]`; a decoder over an encoder reads
     `decoder_input_ids` where words are wanted."""
 
-    def __init__(self, model: Model, head: str) -> None:
+    def __init__(self, model: Model, head: str, *, splits_axes: bool = False) -> None:
         super().__init__()
-        self.model, self.head = model, head
+        self.model, self.head, self.splits_axes = model, head, splits_axes
 
     @property
     def output_names(self) -> list[str]:
@@ -70,12 +80,14 @@ class HeadProgram(nn.Module):
         if self.head == "choice":
             input_ids, attention_mask = input_ids.flatten(0, 1), attention_mask.flatten(0, 1)
             token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
-        batch = padded_batch(input_ids, attention_mask, segments_RT=token_type_ids)
+        views = self.splits_axes
+        batch = padded_batch(input_ids, attention_mask, segments_RT=token_type_ids, splits_axes=views)
         model = self.model
         if decoder_input_ids is not None:
             memory: Memory = model.encode(batch)
             # Nothing that a decoder reads is hidden from it: padding comes last, and it looks back.
-            batch = padded_batch(decoder_input_ids, torch.ones_like(decoder_input_ids))
+            visible_RT = torch.ones_like(decoder_input_ids)
+            batch = padded_batch(decoder_input_ids, visible_RT, splits_axes=views)
             hidden_ND, _ = model.decode(batch, memory)
         elif self.head == STATES:
             hidden_ND = model.last_layer(batch)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from etymon.exports.program import HeadProgram, program_inputs, split_answers
+from etymon.exports.program import HeadProgram, no_program, program_inputs, split_answers
 from etymon.exports.target import CheckInputs, ExportTarget
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class TorchTarget(ExportTarget):
     packages = ("torch",)
 
     def unsupported(self, family: Family, head: str) -> str | None:
-        return None
+        return no_program(family, head)
 
     def write(self, model: Model, head: str, folder: Path, quantization: str) -> None:
         program = HeadProgram(model, head).eval()

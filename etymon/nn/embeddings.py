@@ -111,6 +111,8 @@ class BucketedBias(nn.Module):
         super().__init__()
         self.table = Embedding(buckets, heads)
         self.buckets, self.longest, self.bidirectional = buckets, longest, bidirectional
+        # For exported programs: another runtime's logarithm, or a rounded one, has other borders.
+        self.far_buckets = self._far_bucket(torch.arange(longest + 1, device="cpu"))
 
     def forward(self, query_RQ: Tensor, key_RT: Tensor) -> Tensor:
         distance_RQT = key_RT[:, None, :] - query_RQ[:, :, None]
@@ -118,19 +120,25 @@ class BucketedBias(nn.Module):
 
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of key position minus query position."""
-        buckets, offset = self.buckets, torch.zeros_like(distance)
-        if self.bidirectional:
-            buckets //= 2
-            offset = (distance > 0).long() * buckets
-            distance = distance.abs()
-        else:
-            distance = (-distance).clamp(min=0)
+        if torch.compiler.is_compiling():
+            table, farthest = self.far_buckets.to(distance.device), self.longest
+            if not self.bidirectional:
+                return table[(-distance).clamp(0, farthest)]
+            ahead = (distance > 0).long() * (self.buckets // 2)
+            return ahead + table[distance.abs().clamp(max=farthest)]
+        if not self.bidirectional:
+            return self._far_bucket((-distance).clamp(min=0))
+        return (distance > 0).long() * (self.buckets // 2) + self._far_bucket(distance.abs())
+
+    def _far_bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of a distance without its sign."""
+        buckets = self.buckets // 2 if self.bidirectional else self.buckets
         # Half of the buckets are a distance each, the others grow logarithmically.
         exact = buckets // 2
         # Float32 on purpose: the published weights were trained with its rounding at the bucket borders.
         growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.longest / exact)
         far = (exact + (growth * (buckets - exact)).long()).clamp(max=buckets - 1)
-        return offset + torch.where(distance < exact, distance, far)
+        return torch.where(distance < exact, distance, far)
 
 
 class Sinusoids(nn.Module):
@@ -183,17 +191,20 @@ class Rotary(nn.Module):
 
     def waves(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[N, 1, P]` of the angles of all pairs."""
+        if torch.compiler.is_compiling():  # an exported program keeps nothing between calls
+            return self._waves(positions_N)
         last = self._last
         if last is None or last[0] is not positions_N:
             # Outside of inference mode: a batch that was only read may be trained on next.
             with torch.inference_mode(False), torch.no_grad():
-                pairs_P = torch.arange(0, self.width, 2, device=positions_N.device, dtype=self.angles)
-                speeds_P = 1.0 / self.base ** (pairs_P / self.width)
-                angles_N1P = positions_N[:, None, None].to(self.angles) * speeds_P
-                last = positions_N, angles_N1P.cos().float(), angles_N1P.sin().float()
-            # A program that is being exported keeps nothing between calls.
-            self._last = None if torch.compiler.is_compiling() else last
+                self._last = last = positions_N, *self._waves(positions_N)
         return last[1:]
+
+    def _waves(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        pairs_P = torch.arange(0, self.width, 2, device=positions_N.device, dtype=self.angles)
+        speeds_P = 1.0 / self.base ** (pairs_P / self.width)
+        angles_N1P = positions_N[:, None, None].to(self.angles) * speeds_P
+        return angles_N1P.cos().float(), angles_N1P.sin().float()
 
     def forward(self, positions_N: Tensor) -> Callable[[Tensor], Tensor]:
         cosines_N1P, sines_N1P = self.waves(positions_N)

@@ -28,6 +28,10 @@ class PaddedLayout(Layout):
 
     is_padded = True
 
+    splits_axes = False
+    """Whether tokens become rows by a view. Its guards make `torch.export` tell apart rows of one token from
+    others, and its program would refuse them; ONNX has no guards, and a view costs nothing there."""
+
     def __init__(self, visible_RS: Tensor, past: int | None = None) -> None:
         self.visible_RS, self.past = visible_RS, past
         # Sizes stay as they are where there is no past: whatever is subtracted, even nothing, becomes a
@@ -66,9 +70,7 @@ class PaddedLayout(Layout):
         return self.first[:, None] + torch.arange(self.longest, device=self.device)
 
     def pad(self, flat: Tensor) -> Tensor:
-        # Not by a view: whether it may split an axis of N into R and T makes `torch.export` tell apart rows
-        # of one token from others, and its program would refuse them.
-        return flat[self._cells_RT]
+        return super().pad(flat) if self.splits_axes else flat[self._cells_RT]
 
     def unpad(self, padded: Tensor) -> Tensor:
         return padded.flatten(0, 1)
@@ -86,18 +88,21 @@ def padded_batch(
     past: int | None = None,
     segments_RT: Tensor | None = None,
     positions_RT: Tensor | None = None,
+    splits_axes: bool = False,
 ) -> Batch:
     """Padded rows of ids; `visible_RS` is true of tokens, and of those of the past before them."""
     layout = PaddedLayout(visible_RS.bool(), past)
+    layout.splits_axes = splits_axes
     positions_N = layout.index if past is None else layout.index + past
+    positions_N = positions_N if positions_RT is None else positions_RT.reshape(-1)
     return Batch(
         ids=ids_RT.reshape(-1),
         layout=layout,
-        positions=positions_N if positions_RT is None else positions_RT.reshape(-1),
+        positions=positions_N,
         segments=None if segments_RT is None else segments_RT.reshape(-1),
         hidden_keys=~layout.visible_RT.reshape(-1),
-        # How long rows are is known when it runs: whoever calls it keeps to the model's positions.
-        last_position=0,
+        # How long rows are is known when a program runs: its caller keeps to the model's positions.
+        last_position=0 if torch.compiler.is_compiling() else int(positions_N.max()),
         counted=positions_RT is None,
     )
 

@@ -238,7 +238,7 @@ def relative_attend(
 
     `biases` are u and v; `segment_HRQ` is added to scores of pairs of different segments, scale included.
     """
-    if not eager:
+    if not eager and not torch.compiler.is_compiling():
         out: Tensor = RelativeAttend.apply(
             q_HRQK, k_HRTK, v_HRTK, r_HLK, *biases, segment_HRQ, view, scale, dropout
         )

@@ -142,6 +142,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("convert runs/gpt2-pocket small-model --quantize int8", "weights of eight bits"),
     ),
     "export": (
+        ("export runs/reviews/model --to onnx --quantize int8", "for ONNX Runtime and browsers"),
         ("export runs/reviews/model --to torch --out reviews-torch", "a program that needs PyTorch alone"),
         ("export --list", "what every family and head can become"),
     ),

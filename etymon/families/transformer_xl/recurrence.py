@@ -159,7 +159,7 @@ class RecurrentBody(Body):
         layout = batch.layout
         # A text by itself begins behind zeros, too, where a model was trained so.
         if state is None and self.zero_start and self.stack.memory:
-            state = self.remember(len(layout.lengths))
+            state = self.remember(layout.rows)
         if isinstance(state, SlidingState):
             state.reading = state.empty
         piece = max(state.reach, PIECE) if isinstance(state, SlidingState) and state.reach else layout.longest

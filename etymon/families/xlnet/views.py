@@ -48,11 +48,11 @@ def build_views(
     if back is None:
         back = rows // 2 if stack.shape.both_ways else 0
     distances_L = torch.arange(keys - 1, -2 if stack.shape.causal else -queries - 1, -1, device=device)
-    signs = (1, -1)[back == rows > 0 : 1 + (back > 0)]
+    signs = (1,) if not back else (-1,) if back == rows else (1, -1)
     tables = [stack.sinusoids(sign * distances_L).to(dtype) for sign in signs]
     mixed = len(tables) == 2 and 2 * back != rows
     table_LD = tables[0] if len(tables) == 1 else torch.cat(tables) if mixed else torch.stack(tables)
-    turned_R11 = (torch.arange(rows, device=device) >= rows - back)[:, None, None] * len(distances_L)
+    turned_R11 = (torch.arange(rows, device=device) >= rows - back)[:, None, None] * distances_L.shape[0]
 
     def view(query: Layout, place_RQ1: Tensor, at: Tensor | None) -> RelativeView:
         """Of the tokens themselves, or of queries at the flat places `at`."""

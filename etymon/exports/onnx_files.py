@@ -1,0 +1,235 @@
+"""ONNX files: traced from programs, merged, and rounded."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from etymon.files import remove
+
+OPSET = 18
+"""Of operators: old enough for the runtimes of browsers and phones."""
+LARGEST = 1_800_000_000
+"""Bytes of weights in one file: more than 2 GB cannot be."""
+
+
+def trace_onnx(
+    program: nn.Module,
+    inputs: dict[str, Any],
+    shapes: dict[str, Any],
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    path: Path,
+) -> None:
+    """Writes a program as an ONNX file with free sizes."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in program.parameters())
+    with _quietly(), torch.no_grad():
+        exported: Any = torch.onnx.export(
+            program.eval(),
+            (),
+            kwargs=inputs,
+            dynamic_shapes=shapes,
+            input_names=list(input_names),
+            output_names=list(output_names),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        exported.save(str(path), external_data=size > LARGEST)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what the exporter says of its own workings."""
+    names = ("torch.onnx", "onnxscript", "onnx_ir", "root")
+    levels = {name: logging.getLogger(name).level for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+
+def round_file(path: Path, quantization: str) -> Path:
+    """The file with rounded weights, under the name that runtimes look for; the whole one is removed."""
+    if quantization == "float32":
+        return path
+    suffix = {"int8": "_quantized", "fp16": "_fp16"}[quantization]
+    rounded = path.with_name(f"{path.stem}{suffix}.onnx")
+    if quantization == "int8":
+        _round_to_eight_bits(path, rounded)
+    else:
+        _round_to_half(path, rounded)
+    remove(path)
+    remove(path.with_name(f"{path.name}.data"))
+    return rounded
+
+
+def _round_to_eight_bits(path: Path, rounded: Path) -> None:
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(path)
+    _split_products(model.graph)
+    onnx.save(model, path)
+    with _quietly():
+        # Unsigned weights: signed ones overflow on processors without VNNI.
+        quantize_dynamic(path, rounded, weight_type=QuantType.QUInt8, per_channel=True)
+
+
+def _split_products(graph: Any) -> None:
+    """Every `Gemm` as a product and a sum, the matrix turned round in a copy of its own. ONNX Runtime's
+    quantizer would turn it in place, even where word vectors are looked up in it."""
+    from onnx import helper, numpy_helper
+
+    weights = {weight.name: weight for weight in graph.initializer}
+    nodes, turned = [], set()
+    for node in graph.node:
+        options = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        plain = options.get("alpha", 1.0) == options.get("beta", 1.0) == 1.0 and not options.get("transA")
+        if node.op_type != "Gemm" or not plain or node.input[1] not in weights:
+            nodes.append(node)
+            continue
+        x, matrix, *bias = node.input
+        if options.get("transB"):
+            name = f"{matrix}_turned"
+            if name not in turned:
+                turned.add(name)
+                array = numpy_helper.to_array(weights[matrix]).T
+                graph.initializer.append(numpy_helper.from_array(array.copy(), name))
+            matrix = name
+        product = f"{node.output[0]}_product" if bias else node.output[0]
+        nodes.append(helper.make_node("MatMul", [x, matrix], [product], f"{node.name}_product"))
+        if bias:
+            nodes.append(helper.make_node("Add", [product, *bias], node.output, f"{node.name}_sum"))
+    used = {name for node in nodes for name in node.input}
+    kept = [weight for weight in graph.initializer if weight.name in used]
+    for field, values in ((graph.node, nodes), (graph.initializer, kept), (graph.value_info, [])):
+        del field[:]
+        field.extend(values)
+
+
+def _round_to_half(path: Path, rounded: Path) -> None:
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    with _quietly():
+        model = onnx.load(path)
+        # Inputs and outputs stay float32, so that callers need not know.
+        half = OnnxModel(
+            convert_float_to_float16(model, keep_io_types=True, node_block_list=_angle_nodes(model.graph))
+        )
+        # The converter adds the same cast for every node that reads a number.
+        unique = list({tuple(node.output): node for node in half.model.graph.node}.values())
+        del half.model.graph.node[:]
+        half.model.graph.node.extend(unique)
+        # Casts of inputs are added at the end: a branch of a merged decoder has to be in order.
+        half.topological_sort()
+    onnx.save(half.model, rounded)
+
+
+def _angle_nodes(graph: Any) -> list[str]:
+    """Sines and cosines, and all that they are computed from: a rounded angle is another position."""
+    makers = {output: node for node in graph.node for output in node.output}
+    waiting = [node for node in graph.node if node.op_type in ("Sin", "Cos")]
+    names: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        if node.name not in names:
+            names.add(node.name)
+            waiting += [makers[name] for name in node.input if name in makers]
+    return sorted(names)
+
+
+def merge_decoders(first: Path, later: Path, merged: Path) -> None:
+    """One file of two decoders that share their weights: `use_cache_branch` says which of them runs. Both files
+    are removed."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    models = [onnx.load(first), onnx.load(later)]
+    shared: dict[bytes, str] = {}
+    initializers: list[Any] = []
+    branches = []
+    for branch, model in zip(("first", "later"), models, strict=True):
+        graph = model.graph
+        # Names of inputs and weights are those of the file; all others are the branch's own.
+        outer = {value.name: value.name for value in graph.input}
+        for weight in graph.initializer:
+            content = weight.SerializeToString().replace(weight.name.encode(), b"", 1)
+            if content not in shared:
+                shared[content] = f"weight_{len(shared)}"
+                copied = TensorProto()
+                copied.CopyFrom(weight)
+                copied.name = shared[content]
+                initializers.append(copied)
+            outer[weight.name] = shared[content]
+        _rename(graph, outer, f"{branch}/")
+        branches.append(graph)
+    names = [value.name.removeprefix("first/") for value in branches[0].output]
+    for name in names:
+        # The source's keys and values do not change: the later branch passes its own on.
+        if f"later/{name}" not in {value.name for value in branches[1].output}:
+            given = name.replace("present.", "past_key_values.")
+            node = helper.make_node("Identity", [given], [f"later/{name}"])
+            branches[1].node.append(node)
+    types = {value.name.split("/", 1)[1]: value for value in branches[0].output}
+    bodies = []
+    for branch, graph in zip(("first", "later"), branches, strict=True):
+        outputs = []
+        for name in names:
+            value = onnx.ValueInfoProto()
+            value.CopyFrom(types[name])
+            value.name = f"{branch}/{name}"
+            outputs.append(value)
+        bodies.append(helper.make_graph(list(graph.node), branch, [], outputs))
+    flag = helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1])
+    choice = helper.make_node("If", ["use_cache_branch"], names, then_branch=bodies[1], else_branch=bodies[0])
+    outputs = [_renamed_value(types[name], name) for name in names]
+    graph = helper.make_graph([choice], "merged", [*models[1].graph.input, flag], outputs, initializers)
+    opsets = {entry.domain: entry for model in models for entry in model.opset_import}
+    whole = helper.make_model(graph, opset_imports=list(opsets.values()), ir_version=models[0].ir_version)
+    whole.functions.extend(models[0].functions)
+    onnx.save(whole, merged)
+    for path in (first, later):
+        remove(path)
+
+
+def _renamed_value(value: Any, name: str) -> Any:
+    import onnx
+
+    renamed = onnx.ValueInfoProto()
+    renamed.CopyFrom(value)
+    renamed.name = name
+    return renamed
+
+
+def _rename(graph: Any, outer: dict[str, str], prefix: str) -> None:
+    """Puts the prefix before every name of a graph but those that `outer` knows, in subgraphs as well."""
+
+    def rename(name: str) -> str:
+        return outer.get(name) or (f"{prefix}{name}" if name else "")
+
+    for node in graph.node:
+        node.name = f"{prefix}{node.name}"
+        node.input[:] = [rename(name) for name in node.input]
+        node.output[:] = [rename(name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g, outer, prefix)
+    for value in [*graph.output, *graph.value_info]:
+        value.name = rename(value.name)
+    del graph.value_info[:]
