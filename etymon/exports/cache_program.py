@@ -1,7 +1,8 @@
-"""Decoders as functions of new tokens and the keys and values of those before them, which they also give back.
+"""Decoders as functions of new tokens and the keys and values of those before them, which they also give
+back.
 
-Names and order are those that Optimum's runtime classes and Transformers.js know: `past_key_values.0.key` goes
-in, `present.0.key` comes out; over an encoder there are `past_key_values.0.decoder.key` and
+Names and order are those that Optimum's runtime classes and Transformers.js know: `past_key_values.0.key`
+goes in, `present.0.key` comes out; over an encoder there are `past_key_values.0.decoder.key` and
 `past_key_values.0.encoder.key`.
 
 Legend: R rows, T new tokens, P tokens of the past, S = P + T, M tokens of a source, H heads, K head width, D
@@ -29,8 +30,8 @@ Sizes = dict[int, Any]
 class CausalProgram(nn.Module):
     """A decoder's logits of new tokens `[R, T]` behind those of the past, and all keys and values.
 
-    `attention_mask` is `[R, S]`; `position_ids` are there for models that number their positions, so that rows
-    may be padded on either side.
+    `attention_mask` is `[R, S]`; `position_ids` are there for models that number their positions, so that
+    rows may be padded on either side.
     """
 
     def __init__(self, model: Model) -> None:
@@ -46,6 +47,7 @@ class CausalProgram(nn.Module):
         position_ids: Tensor,
         past_key_values: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
+        # Without a past, caches have no tokens: one program serves the prompt and every step after it.
         state = PaddedState(_pairs(past_key_values))
         past = past_key_values[0].shape[2]
         batch = padded_batch(
@@ -121,6 +123,7 @@ class DecoderProgram(nn.Module):
         past_key_values: Sequence[Tensor] = (),
     ) -> tuple[Tensor, ...]:
         layers = len(self.own_sizes)
+        # Only its mask is read: the states of the source are there already.
         source = padded_batch(encoder_attention_mask, encoder_attention_mask, splits_axes=True)
         memory = Memory(source.layout.unpad(encoder_hidden_states), source)
         if self.with_past:
@@ -137,7 +140,7 @@ class DecoderProgram(nn.Module):
         logits_RTV = batch.layout.pad(vocabulary.logits(hidden_ND))
         caches: list[Tensor] = []
         for layer_cache, cross_cache in zip(state.self_caches, state.cross_caches, strict=True):
-            # The source's do not change: with a past, only the others come back.
+            # The source's keys do not change: with a past, only the others come back.
             caches += [*layer_cache.parts, *([] if self.with_past else cross_cache.parts)]
         return logits_RTV, *caches
 

@@ -74,6 +74,7 @@ def _token_ids(model: Model, text: str, count: int, *, source: bool) -> list[int
     size = model.source_vocabulary if source else model.shape.vocabulary
     special = frozenset() if tokenizer is None else tokenizer.special_ids
     ids: list[int] = [] if tokenizer is None else tokenizer.encode(text, quiet=True).tolist()
+    # Unknown words are one id: it would show nothing of the table.
     ids = [number for number in ids if number not in special and number < size]
     if len(set(ids)) < 5:
         spread = np.random.default_rng(len(text)).permutation(min(size, 10_000)).tolist()
@@ -121,6 +122,7 @@ def compare_answers(
             )
         for theirs, ours in zip(actual, expected, strict=True):
             rows += 1
+            # A maximum would pass over NaN.
             if not np.isfinite(theirs).all():
                 return CheckFigures(float("inf"), 0.0, rows, places)
             worst = max(worst, float(np.abs(theirs - ours).max() / max(1.0, np.abs(ours).max())))

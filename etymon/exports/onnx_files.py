@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.onnx  # which needs onnxscript
 from torch import nn
 
 from etymon.files import remove
@@ -29,6 +30,7 @@ def trace_onnx(
     path: Path,
 ) -> None:
     """Writes a program as an ONNX file with free sizes."""
+    # One buffer of protocol buffers cannot be larger; the rest goes into a file beside it.
     size = sum(parameter.numel() * parameter.element_size() for parameter in program.parameters())
     with _quietly(), torch.no_grad():
         exported: Any = torch.onnx.export(
@@ -114,6 +116,7 @@ def _split_products(graph: Any) -> None:
         nodes.append(helper.make_node("MatMul", [x, matrix], [product], f"{node.name}_product"))
         if bias:
             nodes.append(helper.make_node("Add", [product, *bias], node.output, f"{node.name}_sum"))
+    # A matrix that was turned and is looked up nowhere would be stored twice.
     used = {name for node in nodes for name in node.input}
     kept = [weight for weight in graph.initializer if weight.name in used]
     for field, values in ((graph.node, nodes), (graph.initializer, kept), (graph.value_info, [])):
@@ -155,12 +158,13 @@ def _angle_nodes(graph: Any) -> list[str]:
 
 
 def merge_decoders(first: Path, later: Path, merged: Path) -> None:
-    """One file of two decoders that share their weights: `use_cache_branch` says which of them runs. Both files
-    are removed."""
+    """One file of two decoders that share their weights: `use_cache_branch` says which of them runs. Both
+    files are removed."""
     import onnx
     from onnx import TensorProto, helper
 
     models = [onnx.load(first), onnx.load(later)]
+    # By content: both decoders have the same weights, which the exporter may name differently.
     shared: dict[bytes, str] = {}
     initializers: list[Any] = []
     branches = []
@@ -186,6 +190,7 @@ def merge_decoders(first: Path, later: Path, merged: Path) -> None:
             given = name.replace("present.", "past_key_values.")
             node = helper.make_node("Identity", [given], [f"later/{name}"])
             branches[1].node.append(node)
+    # Both branches of an `If` have to agree on types: those of the first are free in all sizes.
     types = {value.name.split("/", 1)[1]: value for value in branches[0].output}
     bodies = []
     for branch, graph in zip(("first", "later"), branches, strict=True):

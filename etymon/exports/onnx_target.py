@@ -36,6 +36,7 @@ class OnnxTarget(ExportTarget):
         return no_program(family, head)
 
     def write(self, model: Model, head: str, folder: Path, quantization: str) -> None:
+        # Configuration and tokenizer as everywhere: both libraries begin with them.
         save(model, folder, with_weights=False)
         # What is said there is of a folder with weights.
         for name in ("README.md", "etymon.json", "history.json"):
@@ -96,7 +97,7 @@ class OnnxRunner:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 3  # errors alone
         self.head: str = json.loads((files / SIGNATURE).read_text(encoding="utf-8"))["head"]
         self.sessions: dict[str, Any] = {
             path.stem.removesuffix("_quantized").removesuffix("_fp16"): onnxruntime.InferenceSession(
@@ -122,6 +123,7 @@ class OnnxRunner:
         session, padded = self.sessions["model"], pad_rows(inputs.rows)
         length = padded.ids_RT.shape[1]
         caches, logits = _empty_caches(session, len(inputs.rows)), []
+        # A row of one token is asked for once.
         for begin, end in ((0, length // 2), (length // 2, length)):
             if begin == end:
                 continue
@@ -144,6 +146,7 @@ class OnnxRunner:
         memory = encoder.run(None, arrays)[0]
         caches, logits = _empty_caches(decoder, len(inputs.rows)), []
         length = ids_RT.shape[1]
+        # The first call has at least one token: it makes the keys of the source.
         for begin, end in ((0, (length + 1) // 2), ((length + 1) // 2, length)):
             if begin == end:
                 continue

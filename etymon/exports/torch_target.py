@@ -35,6 +35,7 @@ class TorchTarget(ExportTarget):
             exported = torch.export.export(program, (), kwargs=inputs, dynamic_shapes=shapes)
         signature = {"head": head, "inputs": list(inputs), "outputs": program.output_names}
         torch.export.save(exported, folder / PROGRAM, extra_files={SIGNATURE: json.dumps(signature)})
+        # A program reads ids: whoever runs it needs to make them.
         if model.tokenizer is not None:
             model.tokenizer.save(folder)
 

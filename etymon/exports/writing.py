@@ -119,6 +119,7 @@ def _write_checked(
 def weights_digest(model: Model) -> str:
     """SHA-256 of a model's weights, by their names and bytes: the same however they lie in files."""
     digest = hashlib.sha256()
+    # Sorted: the order of parameters is that of the code, which may change.
     for name, tensor in sorted(model.stored_tensors().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

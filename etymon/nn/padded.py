@@ -48,6 +48,7 @@ class PaddedLayout(Layout):
 
     @cached_property
     def last(self) -> Tensor:
+        # Of the tokens, not of the padding behind them.
         places_T = torch.arange(self.longest, device=self.device)
         return self.first + (places_T * self.visible_RT).amax(1)
 
