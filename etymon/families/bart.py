@@ -228,7 +228,13 @@ FAMILY = Family(
     # As published for its summaries.
     tuning=Recipe(learning_rate=3e-5, clip=0.1, warmup=0.025, options={"text2text": {"smoothing": 0.1}}),
     size_recipes=dict.fromkeys(
-        ("pocket", "tiny"), replace(POCKET_RECIPE, weight_decay=0.01, options=OPTIONS)
+        ("pocket", "tiny"),
+        replace(
+            POCKET_RECIPE,
+            shape={**POCKET_RECIPE.shape, "deviation": 0.06},
+            weight_decay=0.01,
+            options=OPTIONS,
+        ),
     ),
     tokenizer=MASKED_BPE,
     # The decoder reads `</s> <s> A`, and so writes the same `<s> A </s>` that the encoder reads.

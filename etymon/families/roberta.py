@@ -123,7 +123,7 @@ RECIPE = Recipe(
     options=OPTIONS,
 )
 MUON = replace(recipes.MUON, betas=(0.9, 0.98), options=OPTIONS)
-POCKET_RECIPE = replace(recipes.POCKET_RECIPE, betas=(0.9, 0.98), options={**OPTIONS, "density": 0.4})
+POCKET_RECIPE = replace(recipes.BIASED_POCKET_RECIPE, betas=(0.9, 0.98), options={**OPTIONS, "density": 0.4})
 FAMILY = Family(
     name="roberta",
     title="RoBERTa",

@@ -26,8 +26,9 @@ DEEPEST = -6.0
 """Scores fall no further: whatever lies beyond keeps a little weight."""
 RIDGE = 1e-3
 """Of the fit of waves, which would otherwise have huge amplitudes that cancel out."""
-BOTH_WAYS = ((-1, 1.0), (1, 1.0), (0, 0.25), (0, 0.0))
-BACKWARD = ((-1, 1.0), (-2, 1.0), (0, 0.25), (0, 0.0))
+WINDOW, EVERYTHING = (0, 0.25), (0, 0.0)
+BOTH_WAYS: tuple[tuple[int, float], ...] = ((-1, 1.0), (1, 1.0), WINDOW, EVERYTHING)
+BACKWARD: tuple[tuple[int, float], ...] = ((-1, 1.0), (-2, 1.0), WINDOW, EVERYTHING)
 """By head, in turn: the distance that scores most, and the slope around it."""
 
 
@@ -36,6 +37,8 @@ def neighbour_scores(
 ) -> Tensor:
     """`[H, L]`: what every head adds to the scores of distances."""
     kinds = BOTH_WAYS if bidirectional else BACKWARD
+    if heads == 1:  # of a small generator
+        kinds = (WINDOW,)
     rows = []
     for head in range(heads):
         offset, slope = kinds[head % len(kinds)]

@@ -184,3 +184,16 @@ def test_pocket_models_are_tuned_by_their_recipe_and_others_as_published() -> No
         )
     for size, name in (("pocket", "published"), ("base", None), (None, None)):
         assert bert.tuning_for(size, name) == bert.tuning
+
+
+DISTANCES = {"bert", "roberta", "albert", "distilbert", "electra", "xlnet", "t5", "bart", "transformer"}
+
+
+@pytest.mark.parametrize("family", sorted(REGISTRY))
+def test_pocket_models_begin_at_neighbours_and_published_ones_as_published(family: str) -> None:
+    known = get_family(family)
+    assert (known.recipe_for("pocket").shape.get("neighbours", 0.0) > 0) == (family in DISTANCES)
+    for size in known.sizes:
+        shape = shape_of(known, size)
+        assert getattr(shape, "neighbours", 0.0) == 0.0 and getattr(shape, "matches", 0.0) == 0.0
+    assert "neighbours" not in known.recipe.shape

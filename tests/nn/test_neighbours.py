@@ -78,6 +78,13 @@ def test_heads_begin_at_the_neighbour_that_is_theirs(family: str) -> None:
         assert share(near, 2, -1) > 1.5 * share(near, 2, -12), "the third has a window"
 
 
+def test_a_single_head_begins_with_a_window() -> None:
+    model = etymon.build("electra", shape={**BOTH_WAYS["bert"], "heads": 1, "neighbours": 1.0})
+    for weights in attention(model):
+        near, far = (share(weights, 0, -place) + share(weights, 0, place) for place in (1, 12))
+        assert near > 1.5 * far
+
+
 @pytest.mark.parametrize("family", ["t5", "bart", "transformer"])
 @torch.inference_mode()
 def test_cross_attention_begins_at_equal_words(family: str) -> None:

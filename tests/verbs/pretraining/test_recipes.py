@@ -43,6 +43,27 @@ def test_the_pocket_recipe_of_bert(tmp_path: Path) -> None:
     assert "Recipe: pocket" in report and recipe.why in html.unescape(report)
 
 
+@pytest.mark.parametrize(
+    ("family", "phases", "kind"),
+    [
+        ("t5", ["denoising", "span-corruption"], "t5"),
+        ("bart", [], "etymon-bart"),
+        ("xlnet", [], "xlnet"),
+        ("albert", [], "etymon-albert"),
+    ],
+)
+def test_pocket_recipes_begin_at_neighbours_and_say_so(
+    family: str, phases: list[str], kind: str, tmp_path: Path
+) -> None:
+    asked = {**SMALL, "length": 32, "batch": 4} if family == "xlnet" else SMALL
+    result = pretrain(family, tmp_path, recipe="pocket", **asked)
+    assert [phase.objective for phase in settled(tmp_path).phases] == phases
+    config = json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))
+    assert config["model_type"] == kind and config["etymon_neighbours"] == 1.0
+    assert etymon.load(tmp_path).shape == result.model.shape
+    assert "neighbours" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_sizes_have_their_recipe_and_options_beat_it(tmp_path: Path) -> None:
     small = ["shape.dim=16", "shape.heads=2", "shape.inner_dim=32", "shape.layers=1"]
     plain = pretrain("bert", tmp_path / "pocket", size="pocket", vocabulary=200, set=small, **SMALL)
