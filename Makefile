@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := test,harness,serve,evaluate,tensorboard,cluster,filters,remote,chinese,docs,onnx
+EXTRAS := test,harness,serve,evaluate,tensorboard,cluster,filters,remote,chinese,docs,onnx,ctranslate2,gguf
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 # In the order of `etymon export --list`. Modules are imported when a target is asked for.
 TARGETS = {
     "onnx": "etymon.exports.onnx_target:OnnxTarget",
+    "ctranslate2": "etymon.exports.ctranslate2_target:CTranslate2Target",
+    "gguf": "etymon.exports.gguf_target:GgufTarget",
     "torch": "etymon.exports.torch_target:TorchTarget",
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from etymon.errors import EtymonError
 
@@ -86,6 +86,15 @@ class ExportTarget:
         from etymon.exports.check import model_answers
 
         return model_answers(model, head, inputs)
+
+    def checker(self) -> str:
+        """Who answers in the check, as the verb says it."""
+        return "the runtime"
+
+    def check_further(self, model: Model, runner: Runner) -> dict[str, Any]:
+        """What a runtime does beside computing (cutting texts into tokens) and was compared: stored beside
+        the export. What differs too much is refused."""
+        return {}
 
     def require_packages(self) -> None:
         """Refuses before any work where the runtime is not installed."""

@@ -37,6 +37,7 @@ class Exported:
     quantization: str
     bytes: int
     check: CheckFigures
+    checked_by: str
 
 
 def find_target(name: str, quantization: str | None) -> tuple[ExportTarget, str]:
@@ -91,9 +92,10 @@ def _write_checked(
 ) -> Exported:
     with atomic_folder(folder) as aside:
         target.write(model, head, aside, quantization)
-        inputs = check_inputs(model, head)
-        figures = compare_answers(target, target.open(aside), model, head, inputs)
+        inputs, runner = check_inputs(model, head), target.open(aside)
+        figures = compare_answers(target, runner, model, head, inputs)
         require_close(figures, target.quantizations[quantization], target.name)
+        further = target.check_further(model, runner)
         size = sum(path.stat().st_size for path in aside.rglob("*") if path.is_file())
         write_json(
             aside / RECORD,
@@ -109,11 +111,14 @@ def _write_checked(
                     **target.versions(),
                 },
                 "bytes": size,
-                "check": asdict(figures),
+                "checked_by": target.checker(),
+                "check": {**asdict(figures), **further},
                 "tolerance": asdict(target.quantizations[quantization]),
             },
         )
-    return Exported(folder, model.family.title, head, target.name, quantization, size, figures)
+    return Exported(
+        folder, model.family.title, head, target.name, quantization, size, figures, target.checker()
+    )
 
 
 def weights_digest(model: Model) -> str:

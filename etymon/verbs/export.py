@@ -72,7 +72,7 @@ def present(result: Exported | list[ExportCell], options: ExportOptions) -> None
         f"{result.quantization}, {format_bytes(result.bytes)}"
     )
     say(
-        f"checked by the runtime on {result.check.rows} rows: worst difference {result.check.worst:.1e}, "
+        f"checked by {result.checked_by} on {result.check.rows} rows: worst difference {result.check.worst:.1e}, "
         f"{result.check.agreement:.1%} of the best outputs agree"
     )
 
