@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "runs": {"tasks", "training", "report", "explaining"},
     "lab": {"runs"},
     "server": {"lab"},
-    "exports": {"families"},
+    "exports": {"families", "text"},
     "verbs": {"lab", "server", "exports"},
     "cli": {"verbs"},
     "harness": {"generation"},
