@@ -123,6 +123,7 @@ def _side_misfit(side: Body) -> str | None:
             return "CTranslate2 has no such vectors of distances"
         if isinstance(relative, RelativeKeys) and relative.meets_keys:
             return "vectors of distances meet queries in CTranslate2, and not keys"
+    # It is a key of config.json, and not of a layer.
     if len(_epsilons(side)) > 1:
         return "CTranslate2 has one epsilon for all norms"
     if not _knows_places(side):
@@ -242,6 +243,7 @@ def _layer_options(side: Body) -> dict[str, Any]:
         options["head_dim"] = attention.head_dim
     if isinstance(rotary, Rotary):
         # Neighbours are turned together, as in GPT-J's own code.
+        # Angles are float32 there: RoFormer's, which are exact here, differ by rounding.
         options |= {"rotary_dim": rotary.width, "rotary_interleave": True, "rotary_base": rotary.base}
     return options
 
@@ -282,6 +284,7 @@ def _word_tables(embeddings: Embeddings) -> list[Tensor]:
     words = embeddings.words.weight
     assert isinstance(words, Tensor)
     segments = embeddings.segments
+    # RoBERTa's only segment is added to its positions: ids of one table are enough then.
     return [words] if segments is None or segments.num_embeddings == 1 else [words, segments.weight]
 
 

@@ -73,6 +73,7 @@ class CTranslate2Target(ExportTarget):
             _write_head(model, head, folder)
 
     def open(self, folder: Path) -> Runner:
+        # A translator's folder has vocabularies of two sides, or one that both share.
         if (folder / "shared_vocabulary.json").exists() or (folder / "target_vocabulary.json").exists():
             return TranslatorRunner(folder)
         return EncoderRunner(folder) if _is_encoder(folder) else GeneratorRunner(folder)
@@ -172,8 +173,10 @@ class TranslatorRunner:
             [[self.source[number] for number in row] for row in inputs.rows],
             target_prefix=written,
             beam_size=1,
+            # At least one token would forbid the end, and change its score.
             min_decoding_length=0,
             max_decoding_length=max(map(len, written)) + 1,
+            # Otherwise sources are cut at 1,024 tokens without a word.
             max_input_length=0,
             return_logits_vocab=True,
         )

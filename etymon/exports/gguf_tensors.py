@@ -162,6 +162,7 @@ def _tanh_head(model: Model) -> nn.Module | None:
     if isinstance(part, DeepProjection):
         return part if settings.at == "first" and part.activation is torch.tanh else None
     pooler = model.heads[settings.after] if settings.after is not None else None
+    # BERT's reads the pooler, which is a part of the file then.
     is_plain = type(part) is Projection and part.activation is identity
     return pooler if is_plain and isinstance(pooler, Pooler) and pooler.activation is torch.tanh else None
 
@@ -241,6 +242,7 @@ def export_tensors(model: Model, head: str) -> dict[str, Tensor]:
         for name, tensor in model.stored_tensors().items()
         if name.startswith(begins)
     }
+    # As saving does for Transformers: the last map of a part takes the factor of its sum.
     scale = getattr(model.shape, "residual_scale", 1.0)
     for name in [name for name in tensors if scale != 1.0 and any(end in name for end in BRANCH_ENDS)]:
         tensors[name] = tensors[name] * scale

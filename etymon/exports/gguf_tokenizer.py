@@ -150,6 +150,7 @@ def _is_collapsing(step: Mapping[str, Any]) -> bool:
 
 def _charsmap(tokenizer: Tokenizer, steps: Sequence[Mapping[str, Any]], collapses: Sequence[Any]) -> bytes:
     """The table of a sentencepiece file where that is all there is, or else one of what the steps do."""
+    # Collapsing spaces is a flag there, and no matter of characters.
     others = [step for step in steps if step not in collapses]
     if [step["type"] for step in others] == ["Precompiled"]:
         return base64.b64decode(others[0]["precompiled_charsmap"] or "")

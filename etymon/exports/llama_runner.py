@@ -94,6 +94,7 @@ class LlamaRunner:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """A worker ends with its input."""
+    # Pipes first: it waits for questions until there can be no more.
     for stream in (process.stdin, process.stdout, process.stderr):
         if stream is not None and not stream.closed:
             stream.close()
