@@ -41,6 +41,20 @@ def test_every_code_has_a_section_and_every_section_a_code(language: str) -> Non
         assert f"etymon help {name}" in section, "the example names its section"
 
 
+def test_every_message_with_a_section_has_its_chinese() -> None:
+    known = messages.entries("message")
+    missing = [
+        literals
+        for _, tree in messages.trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("EtymonError", "Diverged")
+        if any(keyword.arg == "code" for keyword in node.keywords)
+        if (literals := messages.literals_of(node.args[0])) and len("".join(literals)) > 20
+        if not any(messages.can_make(literals, text) for text in known)
+    ]
+    assert not missing, "write them into etymon.po"
+
+
 def test_both_languages_show_the_same_examples() -> None:
     for name, section in error_sections("en").items():
         other = error_sections("zh")[name]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from etymon.errors import EtymonError
+from etymon.language import translated
 from etymon.settings import ModelLike, Notify, PathText, Texts, WeightOptions, argument, option, settings
 from etymon.settings.reading import EncodingSettings
 from etymon.verbs.load_inputs import NO_TEXT, iterate_texts, load_model, require_writable
@@ -174,7 +175,9 @@ def present(result: np.ndarray | Written, options: EmbedOptions) -> None:
     from etymon.files import json_text
 
     if isinstance(result, Written):
-        print(f"{result.texts:,} vectors of {result.width} numbers in {result.path}", file=sys.stderr)
+        plural = "" if result.texts == 1 else "s"
+        line = f"{result.texts:,} vector{plural} of {result.width} numbers in {result.path}"
+        print(translated(line, "result"), file=sys.stderr)
         return
     for vector in result:
         print(json_text([round(float(value), 6) for value in vector]))

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Any, Literal
 
 from etymon.display import align_left, align_right, display_width
+from etymon.language import translated
 from etymon.settings import (
     JsonOptions,
     PathText,
@@ -19,7 +20,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.training import PretrainSettings
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -138,10 +139,10 @@ def present(result: TrainingPlan, options: PlanOptions) -> None:
     from etymon.files import format_bytes
     from etymon.training.progress import format_count, format_seconds
 
-    print(f"{result.model}, {result.parameters:,} parameters, samples of {result.length:,} tokens")
-    print(f"on {result.devices}, with {format_bytes(result.device_memory)} each for a run")
+    say(f"{result.model}, {result.parameters:,} parameters, samples of {result.length:,} tokens")
+    say(f"on {result.devices}, with {format_bytes(result.device_memory)} each for a run")
     print()
-    print(f"memory of a device that computes {result.memory[0].rows:,} of a step's {result.batch:,} samples")
+    say(f"memory of a device that computes {result.memory[0].rows:,} of a step's {result.batch:,} samples")
     print_table(
         ["precision", "shard", *PARTS, "fits", "largest"],
         [
@@ -175,10 +176,11 @@ def present(result: TrainingPlan, options: PlanOptions) -> None:
     }
     for name, text in lines.items():
         if text is not None:
-            print(f"{align_left(name, 11)} {text}")
+            print(f"{align_left(translated(name, 'result'), 11)} {translated(text, 'result')}")
 
 
 def print_table(names: list[str], rows: list[list[str]]) -> None:
-    widths = [max(map(display_width, column)) for column in zip(names, *rows, strict=True)]
-    for line in (names, *rows):
+    shown = [[translated(cell, "result") for cell in line] for line in (names, *rows)]
+    widths = [max(map(display_width, column)) for column in zip(*shown, strict=True)]
+    for line in shown:
         print("  " + "  ".join(map(align_right, line, widths)))
