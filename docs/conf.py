@@ -11,7 +11,7 @@ version = release = etymon.__version__
 
 extensions = ["myst_parser", "sphinx_design", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence", "deflist"]
-# Links such as pretraining.md#recipes, in the site as on a code host.
+# Links such as recipes.md#recipes, in the site as on a code host.
 myst_heading_anchors = 4
 # Blocks that tests run are marked by a comment before them; it is nothing to show.
 myst_links_external_new_tab = False
@@ -19,7 +19,8 @@ exclude_patterns = ["build", "_build"]
 
 html_theme = "furo"
 html_title = "Etymon"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["etymon.css"]
 html_copy_source = False
 # Cuts Chinese into words by jieba, and takes English words as they are: one search for both languages.
 html_search_language = "zh"

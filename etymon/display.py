@@ -4,6 +4,7 @@ made of several characters two. Whatever pads, cuts or wraps text for people doe
 from __future__ import annotations
 
 import re
+from typing import Any
 
 
 def display_width(text: str) -> int:
@@ -65,3 +66,11 @@ def wrap(text: str, width: int) -> list[str]:
             line = ""
         line += " " if unit.isspace() and line else unit.strip()
     return [*lines, line.rstrip()] if line.strip() else lines or [""]
+
+
+def terminal_of(stream: Any) -> Any:
+    """The stream behind those that stand before a terminal: a live display, and what makes control characters
+    visible. rich looks behind one of them only, and its own control characters would be spelled out."""
+    while hasattr(stream, "rich_proxied_file"):
+        stream = stream.rich_proxied_file
+    return stream

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import prose_limits, reference, terminal_picture
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
@@ -42,3 +44,51 @@ def test_search_finds_chinese_and_english_words(site: Path) -> None:
     terms = json.loads(index[index.index("(") + 1 : index.rindex(")")])["terms"]
     assert "预测" in terms or "词元" in terms
     assert any(term.startswith("pretrain") for term in terms)
+
+
+@pytest.mark.parametrize("page", [str(path.relative_to(DOCS)) for path in prose_limits.pages()])
+def test_no_paragraph_and_no_sentence_is_long(page: str) -> None:
+    assert list(prose_limits.too_long(DOCS / page)) == []
+
+
+def test_what_is_too_long_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prose_limits, "DOCS", tmp_path)
+    page = tmp_path / "page.md"
+    for text, count in (
+        ("word " * 36 + ".", 1),
+        ("Ten words are in this sentence, which is not long. " * 10, 1),
+        ("- " + "word " * 36, 1),
+        ("| a | " + "word " * 36 + "|", 1),
+        ("字" * 181, 1),
+        ("```\n" + "word " * 200 + "\n```", 0),
+        ("Word " * 30 + ".\n" + "Word " * 30 + ".\n\n" + "Word " * 30 + ".", 0),
+        ("字" * 100 + "\n\n" + "字" * 100, 0),
+    ):
+        page.write_text(text, encoding="utf-8")
+        assert len(list(prose_limits.too_long(page))) == count, text
+
+
+def test_generated_pages_are_current() -> None:
+    for path, text in reference.pages().items():
+        assert path.read_text(encoding="utf-8") == text, "python -m tests.reference"
+
+
+def test_the_moving_picture_is_what_was_recorded() -> None:
+    assert (DOCS / "pictures/run.svg").read_text(encoding="utf-8") == terminal_picture.picture(
+        DOCS / "pictures/run.json"
+    ), "python -m tests.terminal_picture"
+
+
+OPENINGS = ("After this page you", "After this page your")
+GENERATED = {"verbs.md", "settings.md", "lab-notes.md", "index.md", "errors.md"}
+
+
+@pytest.mark.parametrize(
+    "page", [str(path.relative_to(DOCS)) for path in prose_limits.pages() if ".zh" not in path.name]
+)
+def test_every_page_says_first_what_the_reader_will_be_able_to_do(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    chinese = len(prose_limits.HAN.findall(text)) > 0.05 * len(text)
+    if page in GENERATED or page.startswith("families/") or chinese:
+        return
+    assert text.split("\n\n")[1].startswith(OPENINGS), page

@@ -16,8 +16,8 @@ from tests.generation.conftest import tiny_model
 from tests.test_report import EVIL, Reader
 from tests.verbs import small_runs
 
-SHOWN_OTHERWISE = {"serve", "embed", "convert", "export", "new"}
-"""No result, an array, and three that say where a file is."""
+SHOWN_OTHERWISE = {"serve", "embed", "convert", "export", "push", "new"}
+"""No result, an array, and those that say where something was written."""
 
 
 def html(result: Any) -> str:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import etymon
 from etymon import cli
 from etymon.errors import EtymonError, visible
 from etymon.settings import argument, option, settings
@@ -111,3 +116,41 @@ def test_a_note_beside_a_live_display_takes_its_line_and_spells_nothing_of_our_o
     shown = err.text()
     assert SHOWN in shown.replace("\n", "") and "\x1b[2K" in shown, "rich draws, and texts are spelled out"
     assert "\\u001b[K" not in shown and "\x1b[31m" not in shown
+
+
+@pytest.mark.parametrize("shown", ["LiveProgress()", "byte_progress('reading', 10, 'rich')"])
+def test_live_displays_draw_on_a_real_terminal(shown, tmp_path):
+    # A terminal has a stream before it that spells control characters out: those of the display itself are meant.
+    code = f"""
+from etymon.training.progress import LiveProgress
+from etymon.verbs.terminal import byte_progress, safe_streams
+with safe_streams():
+    display = {shown}
+    if hasattr(display, "start"):
+        display.start(4, "title")
+        display.update(4, {{"loss": 1.0}})
+        display.close()
+    else:
+        with display as done:
+            done(10)
+"""
+    master, slave = pty.openpty()
+    environment = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "PYTHONPATH": str(Path(etymon.__file__).parents[1]),
+    }
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    text = b""
+    while True:
+        try:
+            data = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not data:
+            break
+        text += data
+    os.close(master)
+    assert process.wait() == 0
+    assert b"\x1b[" in text and b"u001b" not in text and b"x1b" not in text

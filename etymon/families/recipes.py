@@ -1,5 +1,5 @@
 """Ways to train, as values. A family has a published recipe, its sizes may have others, and some go by a name
-(docs/pretraining.md, "Recipes")."""
+(docs/recipes.md)."""
 
 from __future__ import annotations
 

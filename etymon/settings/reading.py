@@ -133,7 +133,7 @@ class TextSettings(FilterSettings, EncodingSettings):
 
 
 NORMALISE_HELP = (
-    "what is made the same in the text, several with commas: nfc, nfkc (unigram and bpe do that unless none "
+    "what is made the same in the text. Several with commas: nfc, nfkc (unigram and bpe do that unless none "
     "is said), width, punctuation, quotes, t2s (Traditional to Simplified), tw2s, hk2s, s2t, s2tw, s2hk"
 )
 NormaliseSteps = Annotated[

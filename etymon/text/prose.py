@@ -74,6 +74,16 @@ def stdlib_documents() -> list[Document]:
     return documents
 
 
+def package_paragraphs(package: str) -> list[str]:
+    """The prose of a package's docstrings, paragraph by paragraph, without repeats: rows for a table whose
+    label is the package."""
+    kept: dict[str, None] = {}
+    for path in sorted((Path(sysconfig.get_path("stdlib")) / package).rglob("*.py")):
+        for text in _docstrings(ast.parse(path.read_bytes())):
+            kept |= dict.fromkeys(clean_paragraphs(text))
+    return list(kept)
+
+
 def clean_paragraphs(text: str) -> Iterator[str]:
     """The paragraphs of a docstring or reStructuredText that are plain prose, each as one line."""
     for block in _blocks(inspect.cleandoc(text).expandtabs()):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from etymon.config import did_you_mean
-from etymon.display import cut, display_width
+from etymon.display import cut, display_width, terminal_of
 from etymon.errors import EtymonError, visible
 from etymon.files import NEARLY
 from etymon.files import format_bytes as format_bytes
@@ -128,7 +128,7 @@ class LiveProgress(Progress):
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
 
-        self.console = console or Console(stderr=True)
+        self.console = console or Console(file=terminal_of(sys.stderr))
         self.live: Any = None
 
     def start(self, total_steps: int | None, title: str) -> None:

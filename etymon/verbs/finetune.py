@@ -47,8 +47,8 @@ class FinetuneOptions(TrainOptions):
 
 @verb(FinetuneOptions)
 def finetune(options: FinetuneOptions) -> Finetuned:
-    """Validations really answer some of the held-out rows; the best model by the first metric is kept
-    (the last one, where that is as good within the standard error),
+    """Validations really answer some of the held-out rows. The best model by the first metric is kept
+    (the last one, where that is as good within the standard error). It is
     scored on all of them and written as a Hugging Face folder OUT/model, with OUT/report.html beside.
     Ctrl-C finishes the step and saves; `--resume` goes on as if nothing had happened.
     """

@@ -81,8 +81,9 @@ class SurprisalOptions(DeviceOptions, EncodingSettings, JsonOptions):
 
 @verb(SurprisalOptions)
 def surprisal(options: SurprisalOptions) -> list[TextSurprisal]:
-    """Of every word: where it stands, its surprisal (the sum over its tokens, in bits), the same with the
-    space before it counted to the word that it ends, the entropy of the model's guess, and what it guessed.
+    """Of every word: where it stands, its surprisal (the sum over its tokens, in bits), and the same with the
+    space before it counted to the word that it ends. Beside it stand the entropy of the model's guess, and
+    what it guessed.
     Long texts are read in overlapping windows, or with a memory; encoders hide every token in turn.
     """
     from etymon.generation.sentence_scores import scoring_method

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from etymon.display import cut
+from etymon.display import cut, terminal_of
 from etymon.errors import visible
 from etymon.files import json_text
 from etymon.language import translated
@@ -57,10 +57,7 @@ def safe_streams() -> Iterator[None]:
 def clear_line() -> None:
     """Takes the line of progress away, where there is one."""
     if sys.stderr.isatty():
-        stream: Any = sys.stderr
-        # A live display and `SafeStream` stand before the terminal itself.
-        while hasattr(stream, "rich_proxied_file"):
-            stream = stream.rich_proxied_file
+        stream = terminal_of(sys.stderr)
         stream.write("\r\033[K")
         stream.flush()
 
@@ -125,7 +122,7 @@ def byte_progress(
         from rich.console import Console
 
         columns = [*progress.Progress.get_default_columns(), progress.DownloadColumn()]
-        with progress.Progress(*columns, console=console or Console(stderr=True)) as bar:
+        with progress.Progress(*columns, console=console or Console(file=terminal_of(sys.stderr))) as bar:
             task = bar.add_task(translated(title, "progress"), total=total)
             yield lambda done: bar.update(task, completed=done)
         return

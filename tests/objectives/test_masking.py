@@ -292,6 +292,6 @@ def test_segments_are_framed_as_pairs(tokenizer: Tokenizer, split: Split) -> Non
 
 
 def test_the_page_names_them_all() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "objectives.md").read_text(encoding="utf-8")
     for name in (*SCHEMES, *get_args(Packing)):
         assert f"\n| `{name}` | " in page, name

@@ -22,7 +22,7 @@ from etymon.training.state import RunFolder
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 
-PAGE = Path(__file__).parents[3] / "docs" / "finetuning.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
 ROWS = [
     {"de": text, "en": " ".join(reversed(text.split()))} for text in dict.fromkeys(tiny.texts(80, seed=3)) if len(text) < 200
 ]  # fmt: skip
