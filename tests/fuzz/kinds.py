@@ -19,7 +19,7 @@ from tests.fuzz.workspace import MODELS, SHAPE, Workspace
 
 Kind = Callable[[random.Random, Workspace], Case]
 TABLE_COLUMNS = {"text": ("The cat sat.", "Rome is the capital."), "label": ("good", "bad")}
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "tensorflow"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 SUFFIXES = (".csv", ".csv", ".tsv", ".jsonl", ".jsonl", ".json", ".parquet", ".parquet", ".conllu", ".txt")
 
 
@@ -75,9 +75,12 @@ def headers(rng: random.Random, space: Workspace) -> Case:
 
 
 def bundles(rng: random.Random, space: Workspace) -> Case:
-    """A TensorFlow checkpoint with one of its two files damaged anywhere."""
-    folder = Path(shutil.copytree(FIXTURES / rng.choice(("bert", "gpt2", "t5")), space.scratch / "bundle"))
-    path = rng.choice([*folder.glob("*.index"), *folder.glob("*.data-*")])
+    """A checkpoint from before the hub with one of its files damaged anywhere."""
+    name = rng.choice(("tensorflow/bert", "tensorflow/gpt2", "tensorflow/t5", "pickles/gpt1", "pickles/bart",
+                       "pickles/roberta", "pickles/transfo-xl"))  # fmt: skip
+    folder = Path(shutil.copytree(FIXTURES / name, space.scratch / "bundle"))
+    patterns = ("*.index", "*.data-*", "*.pt", "params_*", "dict.txt", "encoder*.json")
+    path = rng.choice([path for pattern in patterns for path in sorted(folder.glob(pattern))])
     data = path.read_bytes()
     path.write_bytes(damage.damaged_bytes(rng, data))
     out = space.scratch / "out"

@@ -13,8 +13,11 @@ from pathlib import Path
 from etymon.checkpoints.folder import CONFIG
 from etymon.checkpoints.weights import MODEL_FILES
 from etymon.families import REGISTRY, get_family
+from etymon.families.imports.fairseq import read_fairseq
 from etymon.families.imports.foreign import ForeignModel
+from etymon.families.imports.openai_arrays import read_openai_arrays
 from etymon.families.imports.tensorflow import read_tensorflow
+from etymon.families.imports.transfo_xl import read_transfo_xl
 
 __all__ = ["ForeignModel", "find_foreign"]
 
@@ -49,4 +52,4 @@ def read_own_layout(folder: Path, heads: Collection[str] | None = None) -> Forei
     return None
 
 
-READERS = (read_own_layout, read_tensorflow)
+READERS = (read_own_layout, read_tensorflow, read_openai_arrays, read_fairseq, read_transfo_xl)

@@ -1,0 +1,185 @@
+"""GPT-1's arrays, fairseq's RoBERTa and BART, and the original Transformer-XL: the outputs that Transformers gives with the same
+weights; and files that hold anything else than tensors and settings are not opened."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import etymon
+from etymon.errors import EtymonError
+from etymon.families.imports.pickles import load_pickle
+from etymon.nn.batch import Batch
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "pickles"
+CASES = [
+    ("gpt1", "OpenAIGPTLMHeadModel"),
+    ("roberta", "RobertaForMaskedLM"),
+    ("roberta-old", "RobertaForMaskedLM"),
+    ("bart", "BartForConditionalGeneration"),
+]
+
+
+@pytest.mark.parametrize(("name", "cls"), CASES, ids=[name for name, _ in CASES])
+def test_converted_it_gives_the_expected_outputs(name: str, cls: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    result = etymon.convert(FIXTURES / name, tmp_path / "out")
+    assert result.heads == ("vocabulary",) and result.new_heads == ()
+    model = getattr(transformers, cls).from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    expected = np.load(FIXTURES / name / "expected.npz")
+    ids = torch.from_numpy(expected["ids"])
+    more = {"decoder_input_ids": ids.flip(1)[:, :7]} if name == "bart" else {}
+    with torch.no_grad():
+        logits = model(input_ids=ids, **more).logits
+    np.testing.assert_allclose(logits.numpy(), expected["logits"], rtol=0, atol=5e-6)
+
+
+def test_the_original_transformer_xl_counts_its_clusters_from_the_end(tmp_path: Path) -> None:
+    """Transformers has no such class any more: its old one's log-probabilities are compared with ours."""
+    etymon.convert(FIXTURES / "transfo-xl", tmp_path / "out")
+    expected = np.load(FIXTURES / "transfo-xl" / "expected.npz")
+    for folder in (FIXTURES / "transfo-xl", tmp_path / "out"):
+        model = etymon.load(folder)
+        assert model.shape.cutoffs == (20, 40) and model.shape.divisor == 2 and not model.shape.own_biases
+        rows = expected["ids"].tolist()
+        with torch.no_grad():
+            hidden, _ = model.hidden(Batch.of(rows), model.remember(len(rows)))
+            scores = model.heads["vocabulary"].log_probs(hidden)  # type: ignore[operator]
+        ours = scores.view(len(rows), -1, 64).numpy()
+        np.testing.assert_allclose(ours, expected["log_probabilities"].reshape(ours.shape), rtol=0, atol=5e-6)
+
+
+def test_fairseq_s_dictionary_renumbers_gpt2_s_tokens() -> None:
+    tokenizer = etymon.load(FIXTURES / "roberta").tokenizer
+    assert (
+        tokenizer is not None
+        and tokenizer.size == 269
+        and tokenizer.tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"]
+    )
+    assert tokenizer.tokens[-4:] == ["madeupword0000", "madeupword0001", "madeupword0002", "<mask>"]
+    encoder = json.loads((FIXTURES / "roberta" / "encoder.json").read_text(encoding="utf-8"))
+    # The fixture's dictionary has GPT-2's ids backwards.
+    for token in ("er", "Ġthe", "a"):
+        assert tokenizer.tokens.index(token) == 4 + 260 - encoder[token]
+    assert tokenizer.backend.encode("er the", add_special_tokens=False).tokens == ["er", "Ġthe"]
+
+
+def test_gpt1_s_tokenizer_comes_along() -> None:
+    tokenizer = etymon.load(FIXTURES / "gpt1").tokenizer
+    assert tokenizer is not None
+    assert tokenizer.backend.encode("The", add_special_tokens=False).tokens == ["the</w>"]
+
+
+def test_the_optimiser_s_state_is_left_aside_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "etymon"):
+        etymon.load(FIXTURES / "roberta-old")
+    assert "left aside the optimiser's state" in caplog.text
+
+
+# --- what is not opened
+
+
+class Dangerous:
+    """Would write a file if it were unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.target,))
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(EtymonError) as caught:
+        etymon.load(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["bart", "transfo-xl"])
+def test_code_in_a_file_is_not_run(name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FIXTURES / name, tmp_path / name))
+    torch.save({"model": {}, "args": Dangerous(tmp_path / "harm")}, folder / "model.pt")
+    assert "holds code (pathlib.Path.touch)" in refusal(folder) or "holds code" in refusal(folder)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_module_of_another_code_is_not_built(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    torch.save(torch.nn.Conv1d(2, 2, 1), tmp_path / "one" / "model.pt")
+    assert "holds code (torch.nn.modules.conv.Conv1d)" in refusal(tmp_path / "one")
+
+
+def test_stand_ins_have_attributes_and_no_code() -> None:
+    from etymon.families.imports.transfo_xl import CLASSES
+
+    before = set(sys.modules)
+    opened = load_pickle(FIXTURES / "transfo-xl" / "model.pt", CLASSES)
+    assert type(opened).__name__ == "StandIn" and opened.n_token == 64 and not hasattr(opened, "forward")
+    assert "mem_transformer" not in set(sys.modules) - before
+
+
+@pytest.mark.parametrize("name", ["bart", "transfo-xl", "roberta"])
+def test_damaged_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FIXTURES / name, tmp_path / name))
+    path = folder / "model.pt"
+    whole = path.read_bytes()
+    for seed in range(12):
+        rng = random.Random(seed)
+        place = rng.randrange(len(whole))
+        path.write_bytes(
+            whole[:place] if seed % 2 else whole[:place] + rng.randbytes(40) + whole[place + 40 :]
+        )
+        try:
+            etymon.load(folder)  # a changed weight of such a file has no checksum to tell
+        except EtymonError as error:
+            assert "\n" not in str(error)
+
+
+def test_what_is_missing_or_strange_is_said(tmp_path: Path) -> None:
+    gpt1 = Path(shutil.copytree(FIXTURES / "gpt1", tmp_path / "gpt1"))
+    (gpt1 / "config.json").unlink()
+    assert "how many attention heads a width of 16 has: put a config.json with n_head beside it" in refusal(
+        gpt1
+    )
+    (gpt1 / "config.json").write_text('{"n_head": 2}')
+    np.save(gpt1 / "params_9.npy", np.zeros(3, np.float32))
+    assert "they do not belong together, or a part is missing" in refusal(gpt1)
+    np.save(gpt1 / "params_9.npy", np.array([{}], dtype=object), allow_pickle=True)
+    assert "params_9.npy is damaged or no array" in refusal(gpt1)
+    (gpt1 / "params_4.npy").unlink()
+    assert "not all of params_0.npy" in refusal(gpt1)
+    (gpt1 / "params_shapes.json").write_text("[[1, 2], 3]")
+    assert "is not the list of shapes of a GPT-1" in refusal(gpt1)
+
+    bart = Path(shutil.copytree(FIXTURES / "bart", tmp_path / "bart"))
+    state = load_pickle(bart / "model.pt")
+    # Copies: what is read is mapped, and the file is written anew here.
+    state["model"] = {name: tensor.clone() for name, tensor in state["model"].items()}
+    assert isinstance(state["args"], argparse.Namespace)
+    buffer = io.BytesIO()
+    torch.save({"model": state["model"]}, buffer)
+    (bart / "model.pt").write_bytes(buffer.getvalue())
+    assert "has neither args nor cfg" in refusal(bart)
+    torch.save([1, 2], bart / "model.pt")
+    assert "has no weights under 'model'" in refusal(bart)
+    sinusoids = {
+        "decoder.layers.0.fc1.weight": torch.ones(2, 2),
+        "encoder.embed_positions._float_tensor": torch.ones(1),
+    }
+    torch.save({"model": sinusoids, "args": state["args"]}, bart / "model.pt")
+    assert "fairseq's sinusoids, whose wavelengths are others than the paper's" in refusal(bart)
+    strange = {**state["model"], "decoder.adapter.weight": torch.ones(2)}
+    torch.save({"model": strange, "args": state["args"]}, bart / "model.pt")
+    assert "weights that no BART has: decoder.adapter.weight" in refusal(bart)
