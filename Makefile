@@ -6,7 +6,7 @@ EXTRAS := test,harness,serve,evaluate,tensorboard,cluster,filters,remote,chinese
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compare-demo docs test test-cluster test-sharding check check-wheel fonts chromium fuzz bench bench-encoders bench-recipes bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
+.PHONY: help check-gguf demo compare-demo docs test test-cluster test-sharding check check-wheel fonts chromium fuzz bench bench-encoders bench-recipes bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,9 @@ test-curves: $(VENV)/.installed-test  ## every family learns in half precision a
 docs: $(VENV)/.installed-test  ## the documentation as a site, in build/docs/index.html
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
+
+check-gguf: $(VENV)/.installed-test .venv-llama/.installed  ## llama.cpp runs exports to GGUF: answers, greedy tokens, ids of 2,000 lines
+	ETYMON_LLAMA=.venv-llama OMP_NUM_THREADS=1 $(BIN)/pytest tests/exports/test_llama.py
 
 fuzz: $(VENV)/.installed-test  ## 10,000 damaged inputs through every verb (SEED=2 for others, CASE=7 for one of them again)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))
