@@ -47,15 +47,15 @@ def sheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[lis
         yield write_sheet("新评论.csv", 10, labels=False)
 
 
-def page_commands(name: str) -> list[list[str]]:
-    """The commands of a block of the page, with less time to train."""
+def page_commands(name: str, page: str = PAGE) -> list[list[str]]:
+    """The commands of a block of a page, with less time to train."""
     small = {
         "tokenizer": ["--progress", "silent"],
         "pretrain": "--size test --batch 8 --length 64 --validate-every 4 --progress silent".split(),
         "finetune": "--batch 16 --learning-rate 5e-3 --validate-every 10 --progress silent".split(),
         "translate": "--max-new-tokens 8".split(),
     }
-    lines = commands(block(name, "sh", PAGE))
+    lines = commands(block(name, "sh", page))
     for words in lines:
         if "--budget" in words:
             words[words.index("--budget") + 1] = "20steps" if words[0] == "finetune" else "4steps"
@@ -116,6 +116,19 @@ def test_forms_are_changed_only_where_it_is_asked_for(
     run(training, capsys)
     history = json.loads(Path("简体预训练/model/history.json").read_text(encoding="utf-8"))["history"]
     assert history[-1]["normalise"]["steps"] == ["tw2s", "quotes"]
+
+
+def test_the_first_model_is_made_as_its_page_says(
+    sheets: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "first-model.zh.md").read_text(encoding="utf-8")
+    Path("语料.txt").write_text("\n".join(row[1] for row in sheets * 8), encoding="utf-8")
+    explained = [run(words, capsys) for words in page_commands("look", page)]
+    assert "GPT-2" in explained[0] and "是下一句吗" in explained[1]
+    for words in page_commands("train", page):
+        assert "报告" in run(words, capsys)
+    *_, surprised, drawn = (run(words, capsys) for words in page_commands("use", page))
+    assert "干净" in surprised and "注意力.html" in drawn and Path("注意力.html").is_file()
 
 
 # ------------------------------------------------------------ public data sets
