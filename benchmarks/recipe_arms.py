@@ -122,7 +122,6 @@ LEVERS: dict[str, dict[str, Any]] = {
 }
 # Attention that begins at neighbours, and cross-attention that begins at equal words.
 NEAR, MATCH = "shape.neighbours=1.0", "shape.matches=8.0"
-POCKET = (ROTARY, *NO_DROPOUT, WIDER, "options.density=0.4")
 GENERATOR = ("generator.dim=128", "generator.heads=4", "generator.inner_dim=512")
 FIRST = "objective: masked, options: {density: 0.4}"
 DENSE = ("options.density=0.5", "options.mean_span=2.0")
@@ -135,33 +134,36 @@ def now(family: str, *settings: str, **asked: Any) -> dict[str, Any]:
     return {"family": family, "recipe": "pocket", "set": settings, **asked}
 
 
+# Recipes of encoder-decoders before attention began at neighbours.
+BEFORE = ("shape.neighbours=0.0", "shape.matches=0.0")
+TEXTS = ("options.noise=masking", "options.density=0.3")
+BIASED = ("shape.position_kind=relative_bias", NEAR, MATCH)
+WHOLE = {"objective": "denoising", **SHORT}
+SPANS = {"objective": "span-corruption", **SHORT}
 STARTS: dict[str, dict[str, Any]] = {
-    "bert-near": arm("bert", *POCKET, NEAR, **MASKED, batch=16),
-    "bert-nearer": arm("bert", *POCKET, "shape.neighbours=2.0", **MASKED, batch=16),
-    "bert-bias": arm("bert", "shape.position_kind=relative_bias", *POCKET[1:], **MASKED, batch=16),
-    "bert-bias-near": arm("bert", "shape.position_kind=relative_bias", *POCKET[1:], NEAR, **MASKED, batch=16),
-    "t5": now("t5", **LONG),
-    "t5-near": now("t5", NEAR, **LONG),
-    "t5-match": now("t5", MATCH, **LONG),
-    "t5-near-match": now("t5", NEAR, MATCH, **LONG),
-    "t5-near-match-8": now("t5", NEAR, MATCH, **SHORT),
-    "t5-dense": now("t5", *DENSE, **SHORT),
-    "t5-dense-near": now("t5", NEAR, *DENSE, **SHORT),
-    "t5-dense-match": now("t5", MATCH, *DENSE, **SHORT),
-    "t5-dense-near-match": now("t5", NEAR, MATCH, *DENSE, **SHORT),
-    "bart": now("bart", **LONG),
-    "bart-rotary": now("bart", ROTARY, **LONG),
-    "bart-deviation": now("bart", ROTARY, WIDER, **LONG),
-    "bart-near": now("bart", ROTARY, WIDER, NEAR, **LONG),
-    "bart-match": now("bart", ROTARY, WIDER, MATCH, **LONG),
-    "bart-near-match": now("bart", ROTARY, WIDER, NEAR, MATCH, **LONG),
-    "bart-near-match-8": now("bart", ROTARY, WIDER, NEAR, MATCH, **SHORT),
+    "bert-far": now("bert", "shape.neighbours=0.0", length=64, batch=16),
+    "bert-near": now("bert", NEAR, length=64, batch=16),
+    "bert-nearer": now("bert", "shape.neighbours=2.0", length=64, batch=16),
+    "bert-bias-near": now("bert", "shape.position_kind=relative_bias", NEAR, length=64, batch=16),
+    "xlnet-far": now("xlnet", "shape.neighbours=0.0", length=64, batch=16),
+    "xlnet-near": now("xlnet", NEAR, length=64, batch=16),
+    "xlnet-near-half": now("xlnet", NEAR, "options.predict=2", length=64, batch=16),
+    "t5-near-match": now("t5", NEAR, MATCH, objective="span-corruption", **LONG),
+    "t5-dense": now("t5", *BEFORE, *DENSE, **SPANS),
+    "t5-dense-near-match": now("t5", NEAR, MATCH, *DENSE, **SPANS),
+    "t5-text": now("t5", *BEFORE, *TEXTS, **WHOLE),
+    "t5-text-near-match": now("t5", NEAR, MATCH, *TEXTS, **WHOLE),
+    "t5-phases": now("t5", **SHORT),
+    "bart-learned": now("bart", "shape.position_kind=learned", "shape.deviation=0.02", *BEFORE, **SHORT),
+    "bart-rotary": now("bart", ROTARY, WIDER, *BEFORE, **SHORT),
+    "bart-near-match": now("bart", ROTARY, WIDER, NEAR, MATCH, **SHORT),
+    "bart-bias-near-match": now("bart", *BIASED, WIDER, **SHORT),
+    "transformer-sinusoidal": now("transformer", "shape.position_kind=sinusoidal", *BEFORE, **SHORT),
+    "transformer-bias-near-match": now("transformer", *BIASED, **SHORT),
     "electra-near": now("electra", NEAR, length=64, batch=16),
     "electra-near-wide": now("electra", NEAR, *GENERATOR, length=64, batch=16),
     "electra-near-wide-70": now(
         "electra", NEAR, *GENERATOR, f"phases=[{{share: 0.7, {FIRST}}}, {{share: 0.3}}]", length=64, batch=16
     ),
-    "xlnet-near": now("xlnet", NEAR, length=64, batch=16),
-    "xlnet-near-half": now("xlnet", NEAR, "options.predict=2", length=64, batch=16),
 }
 ARMS = CAUSES | LEVERS | STARTS

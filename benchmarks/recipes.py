@@ -3,7 +3,8 @@
 One cause at a time is taken away from BERT as published; then arms of every encoder compete at 10, 30 and 100 Tflop. An arm is a few settings of
 `etymon pretrain`. Operations are counted, not seconds, so runs may share the machine. Choices are made by the masked loss on validation novels and by a
 small panel cut out of *training* files; four novels, and the test files of all tasks, are never read here. Every run is kept in ETYMON_BENCH_RUNS and goes
-on where it was stopped; `NAME@TFLOPS` or `NAME@TFLOPS@SEED` runs one arm, `--panel` also fine-tunes (`--panel=tags` on one task),
+on where it was stopped; `NAME@TFLOPS` or `NAME@TFLOPS@SEED` runs one arm, `NAME@200steps` a
+small model of it, `--panel` also fine-tunes (`--panel=tags` on one task),
 `--share=0.5` does so at that share of the rate, `--table` prints what there is.
 """
 
@@ -43,8 +44,11 @@ JUDGED = sized(1024, 4)
 TEST_NOVELS, VALIDATION_NOVELS = sized((4, 4), (0, 1))
 NOVELS = int(os.environ.get("ETYMON_BENCH_NOVELS", "8"))
 """Of the novels to train on, one in so many is read."""
+SMALL_SHAPE = [
+    f"shape.{name}={value}" for name, value in (("dim", 128), ("layers", 2), ("heads", 4), ("inner_dim", 512))
+]
 TUNING = sized("1Tflops", "1step")
-ROUNDS = sized([("10", list(ARMS))], [("0", ["bert", "bert-rotary", "electra-rotary"])])
+ROUNDS = sized([("10", list(ARMS))], [("0", ["bert", "bert-rotary", "electra-rotary", "t5-text-near-match"])])
 
 
 def data() -> Path:
@@ -96,11 +100,24 @@ def prepare(family: str) -> Path:
 class Run:
     arm: str
     tflops: str
+    """Or `200steps`, of a model that is small enough to compare many arms in minutes."""
     seed: int = 0
 
     @property
+    def is_small(self) -> bool:
+        return self.tflops.endswith("steps")
+
+    @property
+    def shape(self) -> list[str]:
+        """Settings of the shape beside the arm's."""
+        family = ARMS[self.arm]["family"]
+        if not self.is_small:
+            return small(family)
+        return [*SMALL_SHAPE, *(["shape.inner_dim=320", "shape.head_dim=32"] if family == "t5" else [])]
+
+    @property
     def out(self) -> Path:
-        return RUNS / f"{self.arm}-{self.tflops}T-{self.seed}"
+        return RUNS / f"{self.arm}-{self.tflops}{'' if self.is_small else 'T'}-{self.seed}"
 
     def read(self, name: str) -> dict[str, Any] | None:
         path = self.out / name
@@ -115,10 +132,11 @@ def train(run: Run) -> None:
         return
     asked = {"length": LENGTH, "batch": BATCH, **ARMS[run.arm]}
     family = asked.pop("family")
-    settings = [*RARELY, *small(family), *asked.pop("set")]
+    settings = [*RARELY, *run.shape, *asked.pop("set")]
+    budget = run.tflops if run.is_small else f"{run.tflops}Tflops"
     begin, processor = time.perf_counter(), time.process_time()
     result = etymon.pretrain(
-        family, size="pocket", data=[str(prepare(family) / "train")], out=run.out, budget=sized(f"{run.tflops}Tflops", "1step"), seed=run.seed,
+        family, size="pocket", data=[str(prepare(family) / "train")], out=run.out, budget=sized(budget, "1step"), seed=run.seed,
         precision=PRECISION, set=settings, progress="silent", resume=(run.out / "run.yaml").is_file(), **asked,
     )  # fmt: skip
     if result.stopped:
@@ -250,7 +268,7 @@ def panel(run: Run, share: float | None = None, only: str = "") -> dict[str, flo
             kept[f"{name} pretrained{suffix}"] = result.scores["accuracy"].value
             told.pop("learning_rate", None)
         if f"{name} new" not in kept:
-            kept[f"{name} new"] = new_weights(family, name, shape, told)
+            kept[f"{name} new"] = new_weights(family, name, [*run.shape, *shape], told)
     run.write("panel.json", kept)
     return kept
 
@@ -260,7 +278,7 @@ def new_weights(family: str, task: str, shape: list[str], told: dict[str, Any]) 
     fields = "-".join(each.removeprefix("shape.") for each in sorted(shape))
     out = RUNS / "new" / f"{family}-{task}-{told['seed']}-{fields}"
     if not (out / "accuracy.json").is_file():
-        told = told | {"set": [*shape, *small(family), *told["set"]]}
+        told = told | {"set": [*shape, *told["set"]]}
         result = etymon.finetune(
             family, out=out, from_scratch=True, size="pocket", tokenizer=prepare(family) / "tokenizer", **told
         )
@@ -279,7 +297,7 @@ def table() -> list[dict[str, Any]]:
         records.append(
             {
                 "arm": name,
-                "tflops": float(run.tflops),
+                "tflops": 0.0 if run.is_small else float(run.tflops),
                 "seed": run.seed,
                 **judge(run),
                 **cost,

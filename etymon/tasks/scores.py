@@ -143,13 +143,19 @@ def _sacrebleu(
         metric = sacrebleu.BLEU(tokenize="zh" if ideographic(references) else "13a")
     else:
         metric = sacrebleu.CHRF()
-    # n_bootstrap=1 is the library's word for no resamples.
-    resamples = resamples if len(predictions) >= FEWEST_ROWS else 0
-    corpus = metric.corpus_score(list(predictions), [list(references)], n_bootstrap=max(1, resamples))
+    texts = list(predictions), [list(references)]
+    corpus = metric.corpus_score(*texts)
     ends: tuple[float | None, float | None] = (None, None)
-    if resamples:
-        # Where the score lies among its resamples: the library gives their mean and half the width.
-        mean, half = float(corpus._mean), float(corpus._ci)
+    if resamples and len(predictions) >= FEWEST_ROWS:
+        # As `corpus_score` would draw them. It cannot add scores of which some are exactly 0: those are
+        # Python's numbers among NumPy's.
+        draw = import_module("sacrebleu.significance")._bootstrap_resample
+        metric.n_bootstrap = resamples
+        metric.seed, drawn = draw(metric._extract_corpus_statistics(*texts), metric, resamples)
+        values = sorted(float(each.score) for each in drawn)
+        cut = resamples // 40
+        # Where the score lies among its resamples: their mean, and half the width of 95% of them.
+        mean, half = sum(values) / resamples, (values[resamples - cut - 1] - values[cut]) / 2
         ends = (max(0.0, mean - half), min(100.0, mean + half))
     return MetricScore(float(corpus.score), *ends, str(metric.get_signature()), rows=len(predictions))
 

@@ -198,6 +198,22 @@ def test_scores_are_the_libraries_own() -> None:
     assert "tok:zh" in chinese.signature and chinese.value > 0
 
 
+def test_intervals_are_sacrebleus_and_stand_where_some_resamples_score_nothing() -> None:
+    sacrebleu = pytest.importorskip("sacrebleu")
+    rows = [("the cat sat on the mat", "the cat sat on a mat"), ("a dog", "a dog"), ("one", "two")] * 10
+    predictions, references = [row[0] for row in rows], [row[1] for row in rows]
+    found = text_scores(predictions, references, ["chrf"], resamples=50)["chrf"]
+    theirs = sacrebleu.CHRF().corpus_score(predictions, [references], n_bootstrap=50)
+    assert (found.low, found.high) == pytest.approx(
+        (theirs._mean - theirs._ci, theirs._mean + theirs._ci), rel=1e-5
+    )
+    # One row of twenty is right: a third of the resamples leave it out, and score exactly 0.
+    right = "these are the same words"
+    nearly_nothing = [right, *["z"] * 19], [right, *["q"] * 19]
+    rare = text_scores(*nearly_nothing, ["bleu", "chrf"], resamples=50)
+    assert all(0.0 <= score.low < score.high for score in rare.values())  # type: ignore[operator]
+
+
 def test_rouge() -> None:
     pytest.importorskip("rouge_score")
     found = text_scores(["the cats sat"], ["the cat sat down"], ["rouge1", "rougeL"])
