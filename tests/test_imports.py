@@ -36,6 +36,7 @@ ARROWS: dict[str, set[str]] = {
     "cli": {"verbs"},
     "harness": {"generation"},
     "sklearn": {"verbs"},
+    "transformers_models": {"generation"},
     "__main__": {"cli"},
 }
 VISIBLE_TO_ALL = {
