@@ -4,6 +4,7 @@ plugins is recorded, and compared when the run or its model is opened again."""
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -55,6 +56,8 @@ FIELDS = {
 
 def resolve_setting(field: str, value: Any) -> Any:
     """A setting that the user has given, with names for what was named as `file.py:Class`."""
+    if field == "words":
+        name_word_functions(value)
     kind = FIELDS.get(field)
     if kind is None or not isinstance(value, str | list | tuple):
         return value
@@ -66,10 +69,20 @@ def resolve_setting(field: str, value: Any) -> Any:
     return resolve(kind, value)
 
 
+def name_word_functions(value: Any) -> None:
+    """Remembers that the user has named the modules of `--words module:function` (`zh=module:function`)."""
+    for way in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ():
+        source, colon, _ = str(way).rpartition("=")[2].rpartition(":")
+        if colon and source:
+            plugins.name_plugin(source)
+
+
 def resolve_override(override: str) -> str:
     """The same of `options.masking=file.py:function` and of a grid's `objective=masked,file.py:Class`."""
     key, _, value = override.partition("=")
     field = key.rpartition(".")[2].strip()
+    if field == "words":
+        name_word_functions(re.findall(r"[^\s,\[\]'\"]+", value))
     if field not in FIELDS or not plugins.REFERENCE.search(value):
         return override
     values = [value] if "=" in value else value.split(",")  # of a grid, several

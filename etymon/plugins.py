@@ -234,6 +234,21 @@ def named_plugins() -> list[str]:
     return list(dict.fromkeys(named))
 
 
+def name_plugin(source: str) -> None:
+    """The user has named a module or a file: its functions may be used from now on, in processes that are
+    started from here, too."""
+    _name_for_others(str(Path(source).expanduser().absolute()) if is_file(source) else source)
+
+
+def is_named(source: str) -> bool:
+    """Whether the user has named a module or a file, by an option, `--plugin`, the environment or the config:
+    what only a folder names is not run."""
+    if not is_file(source):
+        return source in _opened or source in named_plugins()
+    path = Path(source).expanduser().absolute()
+    return module_name(path) in _opened or str(path) in named_plugins()
+
+
 def user_config() -> Path:
     """The file in which a user may list plugins for good."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "etymon" / "config.yaml"

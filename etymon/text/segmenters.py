@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from etymon import plugins
 from etymon.errors import EtymonError
 from etymon.files import first_line, sha256
 from etymon.text.reading import Document
@@ -157,7 +158,14 @@ def as_read(source: TextSource, way: str | None) -> TextSource:
 
 
 def _open_function(way: str) -> Segmenter:
-    module_name, _, name = way.partition(":")
+    module_name, colon, name = way.rpartition(":")
+    if not colon:
+        raise EtymonError(f"cannot find words by {way}: give tokens, spaces, jieba or MODULE:FUNCTION")
+    # A run file may name any function of any module, with the text as its argument.
+    if not plugins.is_named(module_name):
+        raise EtymonError(
+            f"words are found by {way}, and a folder brings no code: name it yourself, with --words {way}"
+        )
     if os.getcwd() not in sys.path:  # a command does not look for modules beside the text by itself
         sys.path.insert(0, os.getcwd())
     try:

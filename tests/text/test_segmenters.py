@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import etymon
+from etymon import plugins
 from etymon.errors import EtymonError
 from etymon.executors import LocalExecutor
 from etymon.families import get_family
@@ -140,6 +143,7 @@ def test_a_function_finds_words(
     (tmp_path / "my_cutter.py").write_text(source, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(plugins.NAMED, "my_cutter:no_such_module".replace(":", os.pathsep))
     words = spell_words("我们在北京大学", make("character"), "my_cutter:pairs")
     assert words == ["我们", "在北", "京大", "学"]
     for name, message in (("loses", "changed the text"), ("fails", "division by zero"), ("absent", "absent")):
@@ -330,3 +334,30 @@ def test_an_interrupted_store_goes_on_with_its_words(
     with pytest.raises(KeyboardInterrupt):
         build_store(interrupted(), make("character"), tmp_path / "other", **options)
     assert build_store(documents, make("character"), tmp_path / "other", resumable=True).resumed_bytes == 0
+
+
+def test_a_function_that_only_a_folder_names_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = tmp_path / "ran"
+    source = f"open({str(ran)!r}, 'w').close()\n\n\ndef cut(text):\n    return text.split()\n"
+    (tmp_path / "bad_cutter.py").write_text(source, encoding="utf-8")
+    (tmp_path / "text.txt").write_text("我们 在 北京 大学\n" * 40, encoding="utf-8")
+    (tmp_path / "run.yaml").write_text("words: ['bad_cutter:cut']\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(plugins.NAMED, "")
+    asked: dict[str, Any] = {
+        "data": "text.txt", "documents": "line", "steps": 1, "vocabulary": 300, "batch": 1, "length": 16,
+        "progress": "silent", "set": ["shape.dim=32", "shape.layers=1", "shape.heads=2"],
+    }  # fmt: skip
+    for way in ("bad_cutter:cut", "os:system"):
+        with pytest.raises(EtymonError, match=f"--words {way}") as error:
+            open_segmenter(way)
+        assert "\n" not in str(error.value)
+    with pytest.raises(EtymonError, match="a folder brings no code"):
+        etymon.pretrain("gpt2", config="run.yaml", out=tmp_path / "run", **asked)
+    assert not ran.exists()
+    # Named by the user, the same function is used.
+    etymon.pretrain("gpt2", words=["bad_cutter:cut"], out=tmp_path / "named", **asked)
+    assert ran.exists()
