@@ -38,12 +38,14 @@ from etymon.lab.compare_plan import (
 )
 from etymon.lab.compare_report import write_compare_report
 from etymon.lab.compare_results import Compared, judge
+from etymon.lab.compare_suites import copy_probes, list_probes, open_suite
 from etymon.lab.compare_text import cut_pairs, cut_table, cut_text, read_task
 from etymon.lab.pairs import read_pairs
 from etymon.lab.sweep_jobs import RunEnd, RunJob
 from etymon.plugin_settings import as_plain, read_records, records_in, require_records
 from etymon.runs.folder import Job, lock_folder, require_free
 from etymon.runs.run_file import RunFile
+from etymon.runs.sizing import choose_size, sized_as
 from etymon.runs.text_data import TextData
 from etymon.text.sources import TextSource
 from etymon.training.distributed import World, open_world
@@ -100,7 +102,14 @@ class Tournament:
         self.design, self.settings, self.source, self.resuming = design, settings, source, resume
         self.budget = read_budget(design.budget)
         text = {"data": [str(folder / "text" / "train.jsonl")], "validation": HELD_OUT, "seed": design.seed}
-        self.arms = read_arms(design.arms, given | text, overrides, folder)
+        self.progress, self.progress_kind, self.on, self.options = (
+            make_progress(progress),
+            progress,
+            on,
+            options,
+        )
+        self.sizes: dict[str, dict[str, Any]] = dict(saved.get("sizes", {}))
+        self.arms = read_arms(design.arms, given | text, overrides, folder, self._choose_size)
         # Only now: the arms have opened their plugins.
         plugins = read_records(saved.get("plugins", []), str(self.marker))
         require_records(plugins, str(folder), changed=bool(options.get("changed_plugins")))
@@ -110,13 +119,9 @@ class Tournament:
         self.tables = [read_task(task, folder / "tasks") for task in design.tasks]
         self.tasks = tuple(task for task, _ in self.tables)
         self.pairs = read_pairs(design.pairs, most=2 * design.pair_examples) if design.pairs else []
-        self.criteria = criteria_of(self.arms, self.tasks, bool(self.pairs))
-        self.progress, self.progress_kind, self.on, self.options = (
-            make_progress(progress),
-            progress,
-            on,
-            options,
-        )
+        self.probes = list_probes(design.probes)
+        self.suite = open_suite(design.suite, design.suite_data)
+        self.criteria = criteria_of(self.arms, self.tasks, bool(self.pairs), bool(self.probes), self.suite)
         self.shares = round_shares(len(self.arms), design.finalists)
         self.entries: list[Entry] = []
         self.command = f"etymon compare {shlex.join(design.arms)} --out {shlex.quote(str(folder))} --resume"
@@ -146,6 +151,15 @@ class Tournament:
             write_json(self.folder / "results.json", finite(result.record()))
             write_compare_report(result)
         return result
+
+    def _choose_size(self, name: str, file: RunFile) -> RunFile:
+        """An arm's shape, batch and rate for the budget of the final; rounds are trained with the same."""
+        if name not in self.sizes:
+            self.progress.note(f"{name}:")
+            budget = replace(file, budget=self.design.budget)
+            chosen = choose_size(budget, self.source, self.progress.note, device=self.options.get("device"))
+            self.sizes[name] = chosen.sizing
+        return sized_as(file, self.sizes[name])
 
     # --- the rounds
 
@@ -213,9 +227,8 @@ class Tournament:
             # In units of the final's budget: runs of a round cost a fraction of one.
             self.units_done += entry.share
             score = validation_score(entry, self._primary(arm))
-            left = self._units_left(entry)
-            seconds = (time.monotonic() - self.began) / self.units_done * left
-            about = f"; about {format_seconds(seconds)} left for all" if left else ""
+            left = self._units_left() * self._seconds_a_unit()
+            about = f"; about {format_seconds(left)} left for all" if left else ""
             self.progress.note(f"{entry.title}: {self._primary(arm).shown(score)}{about}")
 
     def _choose_trials(self, arms: list[Arm]) -> None:
@@ -267,9 +280,21 @@ class Tournament:
         file = replace(file, seed=entry.seed, budget=self._run_budget(arm, entry))
         # Bars of several machines would be drawn over each other.
         progress = self.progress_kind if self.on is None else "silent"
-        run = RunJob(entry.folder, file, None, self._shared_store(arm), progress, self.options, self.marker)
+        # What this run itself takes is told by its own bar.
+        later = max(0.0, self._units_left() - entry.share) * self._seconds_a_unit()
+        run = RunJob(
+            entry.folder, file, None, self._shared_store(arm), progress, self.options, self.marker, later
+        )
         pairs = self.folder / "pairs" if self.pairs else None
-        return ArmJob(run, self.folder / "text", arm.kind, self.tasks, self.design.task_budget, pairs, part)
+        probes = self.folder / "probes" if self.probes else None
+        text, budget = self.folder / "text", self.design.task_budget
+        return ArmJob(run, text, arm.kind, self.tasks, budget, pairs, part, probes, self.design.suite_place)
+
+    def _seconds_a_unit(self) -> float:
+        """Of the final's budget, by the runs so far; of a time, what was asked for until one is done."""
+        if self.units_done:
+            return (time.monotonic() - self.began) / self.units_done
+        return self.budget.amount if self.budget.unit == "seconds" else 0.0
 
     def _run_budget(self, arm: Arm, entry: Entry) -> str:
         """Of a time, the arm's first run measures how many steps it is, and its others take as many in
@@ -287,7 +312,7 @@ class Tournament:
         """The encoded text of an earlier run of the arm, or of another arm with the same tokenizer."""
         # Its own first: the split of a store is that of the seed it was made with, and all runs of an arm
         # share it. A store without a run.yaml may still be in the making.
-        for other in [arm, *(each for each in self.arms if _text_key(each) == _text_key(arm))]:
+        for other in [arm, *(each for each in self.arms if each.text_key == arm.text_key)]:
             for store in sorted((self.folder / "runs" / other.folder).glob("*/store")):
                 if (store / "tokenizer").is_dir() and (store.parent / "run.yaml").is_file():
                     return store
@@ -312,10 +337,12 @@ class Tournament:
                 cut_table(task, table)
             if self.pairs:
                 cut_pairs(self.pairs, self.folder / "pairs")
+            if self.probes:
+                copy_probes(self.probes, self.folder / "probes")
         except EtymonError:
             # A mistake in the command is to be mended and tried again in the same folder.
             if not (self.folder / "runs").is_dir():
-                for name in ("text", "tasks", "pairs"):
+                for name in ("text", "tasks", "pairs", "probes"):
                     shutil.rmtree(self.folder / name, ignore_errors=True)
                 self.marker.unlink(missing_ok=True)
             raise
@@ -328,6 +355,7 @@ class Tournament:
             "settings": self.settings,
             "plugins": plugins,
             "failed": failed,
+            "sizes": self.sizes,
         }
         write_json(self.marker, finite(saved))
 
@@ -346,7 +374,7 @@ class Tournament:
             sizes = {group: count_kept(size, self.design.finalists) for group, size in sizes.items()}
         yield 1.0, sum(sizes.values()) * self.design.seeds
 
-    def _units_left(self, entry: Entry) -> float:
+    def _units_left(self) -> float:
         total = sum(share * runs for share, runs in self._planned_units())
         return max(0.0, total - sum(each.share for each in self.entries if each.is_scored))
 
@@ -361,9 +389,3 @@ class Tournament:
             f"{len(self.arms)} arms, {runs} runs at most{whole}: rounds of {rounds}, then "
             f"{self.design.seeds} seeds of {self.design.budget} for every finalist"
         )
-
-
-def _text_key(arm: Arm) -> tuple[Any, ...]:
-    """What tokenizer and token store depend on."""
-    file = arm.file
-    return (file.family, file.size, file.vocabulary, file.tokenizer, file.start, file.words, str(file.shape))

@@ -14,6 +14,7 @@ from etymon.errors import EtymonError
 from etymon.files import read_json
 from etymon.lab.compare_plan import Arm
 from etymon.lab.compare_text import TaskTable
+from etymon.lab.suite_parts import SuitePart
 from etymon.training.state import RunFolder
 
 
@@ -35,6 +36,10 @@ class Entry:
     @property
     def is_scored(self) -> bool:
         return (self.folder / "scores-validation.json").is_file()
+
+    @property
+    def is_tested(self) -> bool:
+        return (self.folder / "scores-test.json").is_file()
 
     @property
     def title(self) -> str:
@@ -71,10 +76,23 @@ class Criterion:
     is_primary: bool
     tasks: tuple[str, ...] = ()
     """Whose mean it is; none: of what `kind` says."""
-    kind: Literal["text", "pairs"] = "text"
+    kind: Literal["text", "pairs", "probes", "suite"] = "text"
+    parts: tuple[str, ...] = ()
+    """Of a suite, whose mean it is."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is scored at the end alone: a published suite has no part to decide rounds by."""
+        return self.kind == "suite"
+
+    def has(self, scores: Mapping[str, Any]) -> bool:
+        """Whether a run has all that it is a mean of."""
+        return self.kind != "suite" or all(part in scores.get("suite", {}) for part in self.parts)
 
     def items(self, scores: Mapping[str, Any]) -> tuple[list[float], list[float]]:
         """Values and weights of the items of a run's scores."""
+        if self.kind == "suite":
+            return [scores["suite"][part] for part in self.parts], [1.0] * len(self.parts)
         if not self.tasks:
             return scores[self.kind]["values"], scores[self.kind]["weights"]
         # Rows of all tasks are items together, so that their mean has one interval.
@@ -99,9 +117,15 @@ class Criterion:
         return f"{score:.3f} {self.name}" if self.falls else f"{score:.1f}% {self.name}"
 
 
-def criteria_of(arms: Sequence[Arm], tasks: Sequence[TaskTable], has_pairs: bool) -> list[Criterion]:
-    """The criteria of a comparison. Tasks decide where there are some, else minimal pairs: bits compare only
-    within a group."""
+def criteria_of(
+    arms: Sequence[Arm],
+    tasks: Sequence[TaskTable],
+    has_pairs: bool,
+    has_probes: bool = False,
+    suite: Sequence[SuitePart] = (),
+) -> list[Criterion]:
+    """The criteria of a comparison. Tasks decide where there are some, else minimal pairs, else probes: bits
+    compare only within a group."""
     everyone = frozenset(arm.name for arm in arms)
     criteria = []
     names = tuple(task.name for task in tasks)
@@ -113,20 +137,49 @@ def criteria_of(arms: Sequence[Arm], tasks: Sequence[TaskTable], has_pairs: bool
         criteria.append(Criterion(f"accuracy, {name}", "", everyone, False, len(names) == 1, (name,)))
     if has_pairs:
         criteria.append(Criterion("of minimal pairs", "", everyone, False, not tasks, kind="pairs"))
+    if has_probes:
+        is_primary = not tasks and not has_pairs
+        criteria.append(Criterion("accuracy, probes", "", everyone, False, is_primary, kind="probes"))
     groups: dict[str, set[str]] = {}
     for arm in arms:
         groups.setdefault(arm.group, set()).add(arm.name)
     # Before any work: hours of training would end without an answer for these.
-    if "none" in groups and not tasks and not has_pairs:
+    compares_all = bool(tasks) or has_pairs or has_probes
+    if "none" in groups and not compares_all:
         silent = ", ".join(sorted(groups["none"]))
         raise EtymonError(
             f"nothing compares {silent} with others: it gives no likelihood of a text; give --tasks "
-            "with a table that all arms learn, or --pairs"
+            "with a table that all arms learn, --pairs or --probes"
         )
     for group, members in groups.items():
         if group != "none":
             name = "bits per byte" if group.startswith("likelihood") else "pseudo bits per byte"
-            criteria.append(Criterion(name, group, frozenset(members), True, not tasks and not has_pairs))
+            criteria.append(Criterion(name, group, frozenset(members), True, not compares_all))
+    return [*criteria, *suite_criteria(arms, suite)]
+
+
+def suite_criteria(arms: Sequence[Arm], suite: Sequence[SuitePart]) -> list[Criterion]:
+    """The criteria of a suite's parts, and the mean over those that all arms can be compared by."""
+    everyone = frozenset(arm.name for arm in arms)
+    common = tuple(part.name for part in suite if part.kind in ("pairs", "finetune", "probe"))
+    criteria = []
+    # None decides rounds: a published suite has no rows to validate on, and its test rows are read once.
+    if len(common) > 1:
+        criteria.append(
+            Criterion("mean over the suite", "", everyone, False, False, kind="suite", parts=common)
+        )
+    for part in suite:
+        if part.name in common:
+            criteria.append(
+                Criterion(part.name, "", everyone, False, False, kind="suite", parts=(part.name,))
+            )
+            continue
+        # A text's bits and its last words are asked of likelihoods and of pseudo-likelihoods in other ways.
+        for group in dict.fromkeys(arm.group for arm in arms if arm.kind != "none"):
+            members = frozenset(arm.name for arm in arms if arm.group == group)
+            falls = part.kind == "text"
+            name = f"bits per byte, {part.name}" if falls else part.name
+            criteria.append(Criterion(name, group, members, falls, False, kind="suite", parts=(part.name,)))
     return criteria
 
 

@@ -30,7 +30,11 @@ from etymon.families.model import Model
 from etymon.files import atomic_write, finite, first_line, write_json
 from etymon.generation.likelihood import score_texts
 from etymon.lab.compare_text import MOST_SHORT, SHORT_PASSAGE, TaskTable, read_passages
+from etymon.lab.model_rows import ModelRow
 from etymon.lab.pairs import PairColumns, judge_pairs, outcomes, read_pairs
+from etymon.lab.probe import probe_model
+from etymon.lab.probe_files import ProbeColumns, read_tasks
+from etymon.lab.suites import read_suite, run_suite
 from etymon.lab.sweep_jobs import RunEnd, RunJob, RunTrainer, is_disk_full
 from etymon.runs.folder import Job, resume_job
 from etymon.runs.run import run
@@ -65,6 +69,10 @@ class ArmJob:
     """The folder of minimal pairs, if there are any."""
     part: Part
     """What it is scored on."""
+    probes: Path | None = None
+    """The folder of files to probe for, if there are any."""
+    suite: tuple[str, str | None] | None = None
+    """The name and the folder of a suite, which is opened with the test part."""
 
     @property
     def folder(self) -> Path:
@@ -164,8 +172,12 @@ def score_run(job: ArmJob) -> dict[str, Any]:
         scores["text"] = score_text(model, job)
     if job.pairs is not None:
         scores["pairs"] = score_pairs(load(job.folder), job.pairs / f"{job.part}.jsonl")
+    if job.probes is not None:
+        scores["probes"] = score_probes(model, job.probes, job.part)
     for task in job.tasks:
         scores["tasks"][task.name] = score_task(load(job.folder / "tasks" / task.name), task, job.part)
+    if job.suite is not None and job.part == "test":
+        scores |= score_suite(job)
     return scores
 
 
@@ -213,6 +225,33 @@ def score_pairs(model: Model, path: Path) -> dict[str, Any]:
     sizes = Counter(pair.paradigm for pair in pairs)
     values = 100 * outcomes(judge_pairs(model, pairs, "").scores, "sum")
     return {"values": values.tolist(), "weights": [1 / sizes[pair.paradigm] for pair in pairs]}
+
+
+def score_probes(model: Model, folder: Path, part: Part) -> dict[str, Any]:
+    """The accuracy of a linear classifier for every task, on the layer that is best by validation."""
+    tasks = read_tasks(sorted(folder.iterdir()), ProbeColumns())
+    # Test examples are scored again with the test part: nothing of them is kept before.
+    layers = [task.best for task in probe_model(model, tasks, twin=False).tasks]
+    values = [100 * (each.accuracy if part == "test" else each.validation) for each in layers]
+    return {"values": values, "weights": [1.0] * len(values)}
+
+
+def score_suite(job: ArmJob) -> dict[str, Any]:
+    """What a suite says of a run, by part, and why it says nothing where it does not."""
+    assert job.suite is not None
+    name, data = job.suite
+    row = ModelRow(job.folder.name, model_folder(job.folder), "")
+    result = run_suite(
+        [row], name, job.folder / "suite", data=None if data is None else Path(data), open_model=load
+    )
+    (scored,) = result.rows
+    kinds = {part.name: part.kind for part in read_suite(name)[1].parts}
+    # A score that falls, but for bits, counts as one that rises.
+    values = {
+        part: -score.value if score.falls and kinds[part] != "text" else score.value
+        for part, score in scored.scores.items()
+    }
+    return {"suite": values, "suite_reasons": scored.reasons}
 
 
 def score_task(model: Model, table: TaskTable, part: Part) -> dict[str, Any]:

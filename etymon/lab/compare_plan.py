@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from etymon.lab.compare_jobs import TextKind
 from etymon.plugin_settings import resolve_override, resolve_setting
 from etymon.runs.folder import Job
 from etymon.runs.run_file import RunFile, assemble
+from etymon.runs.sizing import AUTO
 from etymon.runs.text_data import TextData
 from etymon.runs.training_settings import training_settings
 from etymon.settings.reading import TextSettings
@@ -50,6 +51,14 @@ class Design:
     test: float = 0.05
     order: int = 5
     seed: int = 0
+    probes: tuple[str, ...] = ()
+    suite: str | None = None
+    suite_data: str | None = None
+
+    @property
+    def suite_place(self) -> tuple[str, str | None] | None:
+        """The suite and the folder of its files, if there is one."""
+        return None if self.suite is None else (self.suite, self.suite_data)
 
     @staticmethod
     def of(saved: Mapping[str, Any]) -> Design:
@@ -77,6 +86,16 @@ class Arm:
     seconds: list[float] = field(default_factory=list)
     """That its runs took, per unit of budget."""
 
+    @property
+    def text_key(self) -> tuple[Any, ...]:
+        """What tokenizer and token store depend on."""
+        file = self.file
+        # Of a shape, only what reads the text otherwise: `--size auto` gives arms of one family other widths.
+        shape = {
+            name: value for name, value in file.shape.items() if name not in file.sizing.get("shape", {})
+        }
+        return (file.family, file.size, file.vocabulary, file.tokenizer, file.start, file.words, str(shape))
+
     def trials(self, number: int) -> list[RunFile]:
         """Its settings with so many learning rates."""
         if number == 1:
@@ -85,9 +104,14 @@ class Arm:
 
 
 def read_arms(
-    specs: Sequence[str], given: dict[str, Any], overrides: Sequence[str], folder: Path
+    specs: Sequence[str],
+    given: dict[str, Any],
+    overrides: Sequence[str],
+    folder: Path,
+    choose_size: Callable[[str, RunFile], RunFile],
 ) -> list[Arm]:
-    """The arms as they were named, all settings checked before any work."""
+    """The arms as they were named, all settings checked before any work. `choose_size` is asked for those of
+    the size `auto`."""
     for key in (override.partition("=")[0].strip() for override in overrides):
         if key != "words" and key in {field.name for field in fields(TextSettings)}:
             raise EtymonError(
@@ -99,6 +123,8 @@ def read_arms(
     for spec in specs:
         name, settings = split_name(spec)
         file = read_arm(settings, given, overrides)
+        if file.size == AUTO:
+            file = choose_size(name, file)
         if name in {arm.name for arm in arms}:
             raise EtymonError(
                 f"{name} is named twice: let its settings differ, e.g. {name}@learning_rate=1e-3"

@@ -9,9 +9,9 @@ import numpy as np
 
 from etymon.files import atomic_write
 from etymon.lab.compare_criteria import validation_score
-from etymon.lab.compare_plan import AXES
-from etymon.lab.compare_results import Compared, CriterionResult
-from etymon.lab.statistics import interquartile_mean
+from etymon.lab.compare_plan import AXES, Arm
+from etymon.lab.compare_results import MORE, Compared, CriterionResult
+from etymon.lab.statistics import PowerLaw, interquartile_mean
 from etymon.report.forest import Estimate, Forest
 from etymon.report.page import (
     Cell,
@@ -45,13 +45,15 @@ def write_compare_report(compared: Compared) -> None:
 
 def report_sections(compared: Compared) -> Iterator[Section]:
     """The report, from the answer to how it came about."""
-    for result in compared.primary:
-        group = f" ({result.criterion.group})" if result.criterion.group else ""
+    for result in compared.answers:
+        group = f" ({result.criterion.group or result.criterion.name})"
+        group = group if len(compared.answers) > 1 else ""
         yield Paragraph("\n\n".join(verdict_sentences(result)), title=f"The answer{group}")
     if len(compared.primary) > 1:
         yield Paragraph(
             "A likelihood and a pseudo-likelihood answer different questions: arms of different kinds are "
-            "not ranked against each other. Minimal pairs and tasks of your own (--tasks) compare them all."
+            "not ranked against each other. Minimal pairs, probes and tasks of your own (--tasks) compare "
+            "them all."
         )
     runs = [entry for entry in compared.entries if entry.is_scored]
     yield Figures(
@@ -88,9 +90,23 @@ def report_sections(compared: Compared) -> Iterator[Section]:
                 title=f"Validation by {axis}{group}",
                 caption="A point for every round that an arm was in, and the mean of the final's seeds.",
             )
+    for result in compared.results:
+        if result.expected.get("fits"):
+            yield _expected_curve(compared, result)
     yield _cost_table(compared)
+    if sizes := [arm for arm in compared.arms if arm.file.sizing]:
+        yield _size_table(sizes)
     if samples := list(_samples(compared)):
         yield ReportSamples(samples, title="What the finalists write")
+    # Of the first seed: the others cannot do the same parts.
+    reasons = [
+        (entry.arm, part, reason)
+        for entry in compared.entries
+        if entry.round == 0 and entry.seed == compared.design.seed + 1 and entry.is_tested
+        for part, reason in entry.scores("test").get("suite_reasons", {}).items()
+    ]
+    if reasons:
+        yield ReportTable(("arm", "part", "why"), reasons, title="Parts of the suite that an arm cannot do")
     if compared.failed:
         failed = [(arm.name, arm.reason) for arm in compared.failed]
         yield ReportTable(("arm", "why it is out"), failed, title="Arms that failed")
@@ -298,6 +314,50 @@ def _cost_table(compared: Compared) -> ReportTable:
         )
     header = ("arm", "runs", "operations", "words", "tokens", "time", "learning rate")
     return ReportTable(header, rows, title="What it cost, all rounds together")
+
+
+def _expected_curve(compared: Compared, result: CriterionResult) -> Curve:
+    """The laws by which a winner is, or is not, expected at a larger budget."""
+    axis, criterion = result.expected["axis"], result.criterion
+    points = {name: compared.points(criterion, name, axis) for name in result.expected["fits"]}
+    # From the first round on, so that everybody sees how few points a line goes through.
+    first = min(x for each in points.values() for x, _ in each)
+    last = result.expected["budget"] or MORE * max(x for each in points.values() for x, _ in each)
+    scale, unit = _scale(axis, last)
+    curves = {f"{name}, validation": [(x / scale, y) for x, y in each] for name, each in points.items()}
+    for name, fit in result.expected["fits"].items():
+        law = PowerLaw(**fit)
+        # Laws are of what falls; an accuracy is shown as itself again.
+        curves[f"{name}, fit"] = [
+            (float(x) / scale, criterion.error(law.at(float(x)))) for x in np.geomspace(first, last, 30)
+        ]
+    return Curve(
+        curves,
+        x_label=unit,
+        y_label=criterion.name,
+        title=f"If both go on as they did ({criterion.name})",
+        caption="Power laws through the rounds and the final, drawn to the budget at which they would be "
+        "told apart, or to ten times the budget. They are shown, and decide nothing.",
+    )
+
+
+def _size_table(arms: Sequence[Arm]) -> ReportTable:
+    rows: list[Sequence[Cell]] = []
+    for arm in arms:
+        sizing = arm.file.sizing
+        chosen = next(each for each in sizing["candidates"] if each["chosen"])
+        rows.append(
+            (
+                arm.name,
+                f"{sizing['curve']}{', a relative' if sizing['borrowed'] else ''}",
+                format_count(sizing["operations"]),
+                f"{chosen['dim']} wide, {chosen['layers']} layers",
+                f"{arm.file.batch} x {arm.file.length}",
+                f"{chosen['expected_loss']:.3f}",
+            )
+        )
+    header = ("arm", "by the curve of", "operations", "shape", "samples a step", "loss expected")
+    return ReportTable(header, rows, title="What --size auto chose for the final's budget")
 
 
 def _samples(compared: Compared) -> Iterator[tuple[str, str]]:

@@ -125,6 +125,13 @@ class Compared(Inline):
         return [result for result in self.results if result.criterion.is_primary]
 
     @property
+    def answers(self) -> list[CriterionResult]:
+        """What the report begins with: what decides and, where that leaves kinds of arms apart, what a suite
+        says of them all."""
+        joint = [result for result in self.results if result.criterion.name == "mean over the suite"]
+        return [*self.primary, *(joint if len(self.primary) > 1 else [])]
+
+    @property
     def failed(self) -> list[Arm]:
         return [arm for arm in self.arms if arm.reason]
 
@@ -162,8 +169,9 @@ class Compared(Inline):
         out = shlex.quote(f"runs/{self.folder.name}-{arm.folder}")
         # Validations were chosen for this budget's few steps: a longer run chooses its own.
         budget = budget_text(self.budget, MORE)
+        size = "--size auto " if arm.file.sizing else ""  # for that budget
         return (
-            f"etymon pretrain {arm.file.family} --config {config} --budget {budget} "
+            f"etymon pretrain {arm.file.family} --config {config} {size}--budget {budget} "
             f"--set validate_every=null --out {out}"
         )
 
@@ -179,6 +187,7 @@ class Compared(Inline):
                     "name": arm.name,
                     "family": arm.file.family,
                     "objective": arm.file.objective,
+                    "sizing": arm.file.sizing or None,
                     "learning_rate": arm.file.learning_rate or arm.rate,
                     "group": arm.group,
                     "failed": arm.reason or None,
@@ -200,7 +209,7 @@ class Compared(Inline):
                     "validation": {
                         each.criterion.name: validation_score(entry, each.criterion)
                         for each in self.results
-                        if entry.arm in each.criterion.arms
+                        if entry.arm in each.criterion.arms and not each.criterion.is_last
                     },
                 }
                 for entry in self.entries
@@ -233,7 +242,9 @@ def judge(
         finalists = [arm for arm in arms if arm.name in criterion.arms and not arm.reason]
         scores: dict[str, ItemScores] = {}
         for arm in finalists:
-            runs = [criterion.items(entry.scores("test")) for entry in compared.runs_of(arm.name, 0)]
+            tested = [entry.scores("test") for entry in compared.runs_of(arm.name, 0)]
+            # Of a suite, an arm may not be able to do a part: it is not ranked by that.
+            runs = [criterion.items(each) for each in tested] if all(map(criterion.has, tested)) else []
             if runs:
                 scores[arm.name] = ItemScores.of([values for values, _ in runs], runs[0][1])
         if scores:
@@ -253,7 +264,7 @@ def _judge_criterion(
     # data.
     verdict = compare_arms(scores, falls=criterion.falls) if len(scores) > 1 else None
     result = CriterionResult(criterion, scores, intervals, verdict)
-    if verdict is not None and verdict.winner is None:
+    if verdict is not None and verdict.winner is None and not criterion.is_last:
         result.expected = _expect_winner(compared, result)
     return result
 
@@ -278,6 +289,7 @@ def _expect_winner(compared: Compared, result: CriterionResult) -> dict[str, Any
         "budget": budget,
         "times": None if budget is None else budget / amount,
         "needed_difference": needed if np.isfinite(needed) else None,
+        "axis": axis,
         "fits": {name: {"scale": law.scale, "slope": law.slope} for name, law in laws.items() if law},
     }
 
@@ -289,7 +301,7 @@ def _add_baselines(compared: Compared, result: CriterionResult, tasks: Sequence[
         # A mean over some of the tasks would not compare with one over all.
         shared = set.intersection(*(set(each) for each in scores)) if scores else set()
         result.baselines = {name: float(np.mean([each[name] for each in scores])) for name in sorted(shared)}
-    elif criterion.group.startswith("likelihood"):
+    elif criterion.kind == "text" and criterion.group.startswith("likelihood"):
         runs = {name: [entry.folder for entry in compared.runs_of(name, 0)] for name in result.scores}
         counted: TextBaselines = text_baselines(compared.folder, runs, compared.design.order)
         result.baselines, result.mixed = counted.bits, counted.mixed

@@ -97,6 +97,14 @@ def read_suite(name: str) -> tuple[str, Suite, Path]:
     return path.stem, suite, path.parent
 
 
+def find_files(suite: Suite, home: Path, data: Path | None) -> dict[str, tuple[list[Path], list[Path]]]:
+    """The files of every part, below `data`; refuses what is not there."""
+    # The option, then the variable, then where the file is (or, of a suite that comes with us, where we are).
+    given = data or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    base = given or (Path.cwd() if home == BUILT_IN else home)
+    return {part.name: part_files(part, [base / suite.folder, base]) for part in suite.parts}
+
+
 def run_suite(
     rows: Sequence[ModelRow],
     name: str,
@@ -111,12 +119,8 @@ def run_suite(
     """Every model's scores. `budget` bounds each fine-tuning instead of the suite's own; `open_model` opens
     what a row names."""
     name, suite, home = read_suite(name)
-    # The option, then the variable, then where the file is (or, of a suite that comes with us, where we are).
-    given = data or (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
-    base = given or (Path.cwd() if home == BUILT_IN else home)
-    folders = [base / suite.folder, base]
     # All files are looked for before anything is computed.
-    files = {part.name: part_files(part, folders) for part in suite.parts}
+    files = find_files(suite, home, data)
     parts = [part if budget is None else replace(part, budget=budget) for part in suite.parts]
     out.mkdir(parents=True, exist_ok=True)
     computed, table = 0, []

@@ -37,6 +37,8 @@ class RunJob:
     """Of `Job`: device and workers."""
     marker: Path
     """The file by which a machine knows that it sees the folder of the whole."""
+    later: float = 0.0
+    """Seconds that the runs after it will take, as far as that is known."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class RunTrainer:
 
     def __call__(self, job: RunJob) -> RunEnd:
         progress = make_progress(job.progress)
+        progress.later = job.later
         try:
             # On another machine, a folder of the same name would be filled where nobody looks for it.
             if not job.marker.is_file():

@@ -46,6 +46,8 @@ class Progress:
     """
 
     run: _Run | None = None
+    later = 0.0
+    """Seconds that other runs will take after this one, where it is one of several."""
 
     def start(self, total_steps: int | None, title: str) -> None:
         """Begin a display; `total_steps` is None where the end is not known."""
@@ -94,7 +96,7 @@ class PlainProgress(Progress):
         self.printed_at = self.printed_tenth = 0.0
 
     def start(self, total_steps: int | None, title: str) -> None:
-        self.run = _Run(total_steps, title, self.clock)
+        self.run = _Run(total_steps, title, self.clock, self.later)
         self.printed_step = -1
         self._print(_shown(f"{title}: {total_steps:,} steps" if total_steps else title))
 
@@ -135,7 +137,7 @@ class LiveProgress(Progress):
         from rich.live import Live
 
         self.close()
-        self.run = _Run(total_steps, title)
+        self.run = _Run(total_steps, title, later=self.later)
         self.live = Live(
             _Panel(self.run),
             console=self.console,
@@ -183,7 +185,7 @@ class NotebookProgress(Progress):
 
         self.close()
         self.curves = {}
-        self.run = _Run(total_steps, title)
+        self.run = _Run(total_steps, title, later=self.later)
         self.handle = display(self._picture(self.run), raw=True, display_id=True)
 
     def note(self, text: str) -> None:
@@ -216,7 +218,10 @@ class NotebookProgress(Progress):
 class _Run:
     """What is known about the run, and how it is put into words."""
 
-    def __init__(self, total_steps: int | None, title: str, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, total_steps: int | None, title: str, clock: Clock = time.monotonic, later: float = 0.0
+    ) -> None:
+        self.later = later
         self.total, self.title, self.clock = total_steps or None, visible(_shown(title), breaks=""), clock
         self.step = 0
         self.latest: dict[str, Value] = {}
@@ -239,7 +244,10 @@ class _Run:
         parts = [f"{self.fraction:4.0%}", _shown(f"step {self.step:,}/{self.total:,}")]
         if self.first and self.first[0] < self.step < self.total:
             pace = (self.last_time - self.first[1]) / (self.step - self.first[0])
-            parts.append(_shown(f"{format_seconds(max(0.0, pace * (self.total - self.step)))} left"))
+            left = max(0.0, pace * (self.total - self.step))
+            parts.append(_shown(f"{format_seconds(left)} left"))
+            if self.later:
+                parts.append(_shown(f"{format_seconds(left + self.later)} left for all"))
         return parts
 
     def values(self) -> list[str]:

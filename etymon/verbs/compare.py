@@ -50,6 +50,15 @@ class CompareOptions(ProgressOptions, DeviceOptions, ClusterOptions, PluginOptio
         (),
         "minimal pairs that compare all arms: BLiMP's folder, tables of good and bad sentences, or two files",
     )
+    probes: Files = option(
+        (),
+        "files or folders to probe all arms for, as `etymon probe` does; they decide if nothing else does",
+    )
+    suite: str | None = option(
+        None,
+        "blimp, glue, probing, lm or FILE.yaml: the finalists are scored by it at the end, as by evaluate",
+    )
+    suite_data: PathText = option(None, "the folder of the suite's files (ETYMON_SUITES)")
     pair_examples: int = option(100, "of a paradigm at most, for validation and for the test each", ge=1)
     seeds: int = option(3, "runs of every finalist, each with a fresh seed", ge=3)
     trials: int = option(1, "learning rates that every arm may try in the first round", ge=1)
@@ -116,6 +125,9 @@ def compare(options: CompareOptions) -> Compared:
         options.test,
         options.order,
         options.seed,
+        tuple(map(str, options.probes)),
+        options.suite,
+        None if options.suite_data is None else str(options.suite_data),
     )
     return Tournament(
         folder,
@@ -148,7 +160,7 @@ def present(result: Compared, options: CompareOptions) -> None:
     for arm in result.failed:
         print(f"  {arm.name}: {arm.reason}")
     print()
-    for each in result.primary:
+    for each in result.answers:
         for sentence in verdict_sentences(each):
             say(sentence)
     print()
