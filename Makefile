@@ -6,7 +6,7 @@ EXTRAS := test,harness,serve,evaluate,tensorboard,cluster,filters,remote,chinese
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help check-gguf demo compare-demo docs test test-cluster test-sharding check check-wheel fonts chromium fuzz bench bench-encoders bench-recipes bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
+.PHONY: help check-gguf demo compare-demo docs test test-cluster test-sharding check check-wheel fonts chromium fuzz bench bench-encoders bench-recipes bench-scaling bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -104,6 +104,10 @@ bench-low-resource: $(VENV)/.installed-test  ## what to do with 1, 10, 100 MB of
 
 bench-chinese: $(VENV)/.installed-test  ## which tokenizer for Chinese: fit, bits per byte, tasks (twenty minutes)
 	$(BIN)/python -m benchmarks.chinese
+
+bench-scaling: $(VENV)/.installed-test  ## how the loss falls with size and budget, which --size auto chooses by (an hour)
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.scaling --write
 
 bench-recipes: $(VENV)/.installed-test  ## which recipe a pocket encoder learns most with, at equal operations (hours)
 	$(BIN)/python -m benchmarks.recipes

@@ -41,7 +41,6 @@ from etymon.verbs.new import NewPlugin
 from etymon.verbs.predict import Predicted
 from etymon.verbs.prepare import Prepared
 from etymon.verbs.prompt import Prompted
-from etymon.verbs.push import Pushed
 from etymon.verbs.show import Shown, ShownStore
 from etymon.verbs.surprisal import TextSurprisal
 from etymon.verbs.tasks import TaskCell
@@ -79,7 +78,6 @@ __all__ = [
     "serve",
     "convert",
     "export",
-    "push",
     "new",
     "show",
     "build",
@@ -291,6 +289,9 @@ def compare(
     tasks: Sequence[str | Path] | str | Path | None = (),
     task_budget: str | None = "3epochs",
     pairs: Sequence[str | Path] | str | Path | None = (),
+    probes: Sequence[str | Path] | str | Path | None = (),
+    suite: str | None = None,
+    suite_data: str | Path | None = None,
     pair_examples: int | None = 100,
     seeds: int | None = 3,
     trials: int | None = 1,
@@ -914,23 +915,6 @@ def export(
     plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
 ) -> Exported | list[ExportCell]: ...
-def push(
-    model: str | Path,
-    name: str,
-    *,
-    private: bool = False,
-    dry_run: bool = False,
-    revision: str | None = "main",
-    milestones: bool = True,
-    license: str | None = None,
-    language: str | Sequence[str] | None = (),
-    datasets: str | Sequence[str] | None = (),
-    keep_card: bool = False,
-    message: str | None = "Upload by etymon",
-    verify: bool = True,
-    plugin: Sequence[str | Path] | str | Path | None = (),
-    ignore_config_key: Sequence[str] | str | None = (),
-) -> Pushed: ...
 def new(
     kind: Literal["objective", "family", "task", "masking"], name: str, *, out: str | Path | None = "."
 ) -> NewPlugin: ...

@@ -29,6 +29,7 @@ EXPERIMENTS = (
     "panel",
     "demo",
     "comparing",
+    "scaling",
 )
 COMPARISONS = {
     "preparing": ["preparing", "deduplicating"],
@@ -107,6 +108,19 @@ def test_a_benchmark_runs_and_keeps_its_figures(name: str, results: Path) -> Non
     assert real_results() == before, "toy figures never touch the real ones"
 
 
+def recover_known_law(module: Any) -> None:
+    """Losses that a law gives are fitted by about that law: what it says at a hundred times the budget is right."""
+    import numpy as np
+
+    law = module.ScalingLaw(2.0, 4e4, 0.36, 3e6, 0.26)
+    cells = [(n, c / (9 * n)) for n in (7e4, 4e5, 3e6, 1e7) for c in (3e11, 9e11, 2.7e12, 8e12)]
+    parameters, tokens = np.array(cells).T
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.003, len(cells)))
+    fitted = module.fit(parameters, tokens, np.array([law.loss(*cell) for cell in cells]) * noise)
+    for cell in ((4e5, 1e8), (3e6, 3e7)):
+        assert fitted.loss(*cell) == pytest.approx(law.loss(*cell), rel=0.05)
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> None:
     module = import_module(f"benchmarks.{name}")
@@ -133,6 +147,11 @@ def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> N
     elif name == "comparing":
         decided = [criterion for criterion in kept["criteria"] if criterion["decides"]]
         assert len(decided) == 1 and len(decided[0]["scores"]) == 2 and decided[0]["baselines"]
+    elif name == "scaling":
+        assert set(kept["curves"]) == set(module.FAMILIES) and kept["batches"]
+        for curve in kept["curves"].values():
+            assert len(curve["cells"]) == len(curve["residuals"]) == 4 and curve["rms_residual"] < 0.1
+        recover_known_law(module)
     elif name == "memory":
         assert set(module.ARMS) <= set(kept) and kept["context"]
     else:

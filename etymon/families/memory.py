@@ -109,6 +109,29 @@ def count_parameters(family: Family, shape: Any, heads: Iterable[str]) -> int:
     return round(by_depth(shape, measure).weights)
 
 
+def body_parameters(family: Family, shape: Any, heads: Iterable[str]) -> float:
+    """A model's parameters without those that grow with its vocabulary; what layers share counts as often as
+    it is used."""
+    head_names = frozenset(heads)
+
+    def measure(small: Any) -> Footprint:
+        counts = []
+        # Two vocabularies tell how many parameters a word has.
+        for vocabulary in (small.vocabulary, 2 * small.vocabulary):
+            with torch.device("meta"):
+                model = Model(family, replace(small, vocabulary=vocabulary), head_names)
+            counts.append(model.parameter_count())
+        # ALBERT computes as many layers as BERT: by its parameters alone it would look tiny.
+        shared = sum(
+            (len(part.schedule) / len(part.layers) - 1)
+            * sum(each.numel() for each in part.layers.parameters())
+            for part in _stacks(model)
+        )
+        return Footprint(2 * counts[0] - counts[1] + shared)
+
+    return by_depth(shape, measure).weights
+
+
 def token_bound(model: nn.Module) -> float:
     """Bytes that a token cannot need for the way back: far too many, and found at once."""
     widths = sum(sum(tensor.shape) for tensor in _tensors(model) if tensor.dim() > 1)

@@ -1,5 +1,5 @@
-"""A run of a sweep or a comparison as a job: all that another process, or another machine, needs to begin it or
-to go on."""
+"""A run of a sweep or a comparison as a job: all that another process, or another machine, needs to begin it
+or to go on."""
 
 from __future__ import annotations
 

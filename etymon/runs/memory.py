@@ -161,12 +161,19 @@ class Plan:
 
     def _points(self) -> Sequence[int]:
         """The lengths to measure at for longer samples."""
-        with torch.device("meta"):
-            body = Model(self.family, shallow(self.shape), self.heads).body
+        body = self._body()
         if any(isinstance(part, Stack) for part in body.modules()):
             return LENGTHS
         # A recurrent decoder looks at its source at every step; what has one side only grows with its length.
         return STEP_LENGTHS if isinstance(body, EncoderDecoder) else STEP_LENGTHS[:2]
+
+    def has_attention_layers(self) -> bool:
+        """Whether all of a sample is computed at once, and not step by step."""
+        return any(isinstance(part, Stack) for part in self._body().modules())
+
+    def _body(self) -> torch.nn.Module:
+        with torch.device("meta"):
+            return Model(self.family, shallow(self.shape), self.heads).body
 
     def build_unit(self, shape: Any, objective: Objective, tokenizer: Tokenizer) -> TrainingUnit:
         """What such a run trains, of a shape that may have fewer layers; weights have no first values."""

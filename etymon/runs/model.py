@@ -73,6 +73,8 @@ def plan_model(file: CommonFile, resuming: bool) -> ModelPlan:
     if isinstance(file, TaskFile) and file.features is not None:
         family = family.with_features(file.features)
     size, name = file.size, file.recipe
+    if size == "auto":
+        raise EtymonError("--size auto is for etymon pretrain and etymon compare: name a size of the family")
     if resuming and name is None and family.recipe_for(size).name == "pocket":
         # A run from before recipes had names: as the paper's, with another optimiser.
         name = "muon" if "muon" in family.recipe_names else None

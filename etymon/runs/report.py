@@ -61,6 +61,22 @@ def _text(split: Split, tokenizer: Tokenizer) -> bytes:
     return "\n".join(tokenizer.decode(split.document(i)) for i in range(len(split))).encode()
 
 
+def size_table(sizing: Mapping[str, Any]) -> Section:
+    """Returns what `--size auto` chose between."""
+    rows = [
+        (
+            f"{each['dim']} wide, {each['layers']} layers{' (chosen)' if each['chosen'] else ''}",
+            f"{each['parameters']:,}",
+            f"{each['tokens']:,}",
+            f"{each['expected_loss']:.3f}",
+        )
+        for each in sizing["candidates"]
+    ]
+    header = ["shape", "parameters beside words", "tokens it would read", "loss expected"]
+    relative = ", a relative" if sizing["borrowed"] else ""
+    return ReportTable(header, rows, title=f"The size, by the curve of {sizing['curve']}{relative}")
+
+
 def language_table(
     store: LanguageStore,
     tokenizer: Tokenizer,

@@ -18,7 +18,7 @@ from etymon.files import atomic_write
 from etymon.plugin_settings import note_records, read_records, records_in, require_records
 from etymon.plugins import PluginRecord
 from etymon.registry import TOKENIZERS
-from etymon.settings import settings
+from etymon.settings import option, settings
 from etymon.settings.training import SHORT_FORMS, CardSettings, PhaseFile, PretrainSettings, RunSettings
 from etymon.training.budgets import parse_budget, parse_milestones
 from etymon.training.settings import TrainingSettings
@@ -90,6 +90,8 @@ class CommonFile(RunSettings):
 @settings
 class RunFile(CommonFile, PretrainSettings):
     """What a run of `etymon pretrain` was asked for."""
+
+    sizing: dict[str, Any] = option(dict, "what `--size auto` has chosen, and why", seen_by="file")
 
     def grows(self, usual: float) -> bool:
         return bool(usual if self.ramp is None else self.ramp) and not self.phases

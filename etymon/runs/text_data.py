@@ -19,7 +19,7 @@ from etymon.report.page import Paragraph, Section
 from etymon.runs.folder import Job, build_once, check_job
 from etymon.runs.memory import Plan, require_training, with_vocabulary
 from etymon.runs.model import StartModel, build_unit, init_from_teacher, load_teacher, plan_model
-from etymon.runs.report import Records, ReportParts, language_table
+from etymon.runs.report import Records, ReportParts, language_table, size_table
 from etymon.runs.run_file import RunFile
 from etymon.runs.text_phases import TextPhase, recipe_phases, text_phases
 from etymon.runs.text_stores import (
@@ -36,7 +36,7 @@ from etymon.runs.validation import Evaluation, Log, PhasePlan, TextValidator
 from etymon.text.filtering import filter_text, text_files_of
 from etymon.text.languages import LanguageStore, LanguageText
 from etymon.text.reading import Document
-from etymon.text.segmenters import TOKENS, as_read, way_for
+from etymon.text.segmenters import TOKENS, as_read, open_segmenter, way_for
 from etymon.text.sources import PreparedText, TextSource, text_source
 from etymon.text.store import TokenStore
 from etymon.text.tokenizer import Tokenizer
@@ -66,6 +66,8 @@ class TextData:
         self.beginning_only = beginning_only
         self.source = source if source is None else self._shorten(source)
         """None in a resumed run, whose folder keeps the encoded text."""
+        for way in self.file.words if source is not None else ():
+            open_segmenter(way.rpartition("=")[2])  # refuses what is not here, or nobody has named
         has_languages = isinstance(source, LanguageText | PreparedText)
         if self.file.language_temperature is not None and source is not None and not has_languages:
             raise EtymonError(
@@ -291,6 +293,8 @@ class TextData:
             sections.append(language_table(store, model.tokenizer, self.languages, metrics))
         if evaluation is not None:
             sections += [AskedQuestions(asdict(sample)) for sample in evaluation.questions]
+        if self.file.sizing:
+            sections.append(size_table(self.file.sizing))
         if (recipe := self.model_plan.recipe).why:
             sections.append(Paragraph(recipe.why, title=f"Recipe: {recipe.name}"))
         return ReportParts(

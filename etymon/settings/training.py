@@ -241,7 +241,8 @@ class RunSettings(
     family: str = option(..., "the family of the model", seen_by="file")
     # Small enough for a laptop: nobody should begin with a model that takes days by mistake.
     size: str | None = option(
-        "pocket", "a published or pocket size of the family; none, where the model to go on from has its own"
+        "pocket",
+        "a published or pocket size of the family; auto: the best for budget and text (pretrain, compare)",
     )
     recipe: RecipeName | None = option(
         None, "shape, objective, optimiser and the like together (of pocket sizes pocket, else published)"

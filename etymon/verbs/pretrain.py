@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,7 @@ def start_run(
     from etymon.runs.folder import Job, resume_job
     from etymon.runs.run import run
     from etymon.runs.run_file import RunFile, assemble
+    from etymon.runs.sizing import AUTO, choose_size
     from etymon.runs.text_data import TextData
     from etymon.text.filtering import filter_text
     from etymon.text.sources import text_source
@@ -92,6 +94,8 @@ def start_run(
             )
         source = text_source(file.data, file)
     source = filter_text(source, file)
+    if file.size == AUTO:
+        job = replace(job, file=choose_size(file, source, job.note, device=options.device))
     if options.dry_run:
         return rehearse(job, TextData(job, source, beginning_only=True))
     return run(job, TextData(job, source))
