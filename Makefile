@@ -17,7 +17,7 @@ demo: $(VENV)/.installed  ## train, save, reload and try small models in a few m
 compare-demo: $(VENV)/.installed-test  ## compare five families and an objective on the prose inside Python (about an hour)
 	$(BIN)/python -m benchmarks.comparing
 
-test: check fonts chromium .venv-peer/.installed  ## make check, then all tests
+test: check fonts chromium transformers-js .venv-peer/.installed  ## make check, then all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test-cluster: $(VENV)/.installed-test  ## the longer tests of --on ray, which make test leaves out
@@ -45,6 +45,21 @@ fonts:  ## the fonts that tests of pictures need (Debian and Ubuntu, as root)
 	  || echo "No fonts for all scripts: some tests of pictures are skipped ($(FONTS))"
 
 # Tests of the page of `etymon serve` are skipped where there is no browser for it.
+# Its other dependencies, half a gigabyte, are for Node: a page needs the files of these two.
+TRANSFORMERS_JS := @huggingface/transformers@4.3.1
+ONNXRUNTIME_WEB := onnxruntime-web@1.31.0-dev.20260914-8d85527a0
+.PHONY: transformers-js check-export
+transformers-js:  ## what the page of docs/browser needs of npm, into .browser
+	@[ -d .browser/node_modules ] || { command -v npm >/dev/null && rm -rf .browser/packed && mkdir -p .browser/packed \
+	  && (cd .browser/packed && npm pack --silent $(TRANSFORMERS_JS) $(ONNXRUNTIME_WEB) >/dev/null 2>&1 \
+	  && for name in huggingface-transformers:@huggingface/transformers onnxruntime-web:onnxruntime-web; do \
+	    mkdir -p node_modules/$${name#*:} && tar -xzf $${name%%:*}-*.tgz -C node_modules/$${name#*:} --strip-components=1 || exit 1; done \
+	  && rm -f *.tgz && mv node_modules ..); } \
+	  || echo "No Transformers.js: the test of a classifier in the browser is skipped (npm)"
+
+check-export: $(VENV)/.installed-test  ## export every cell of etymon export --list; writes docs/exports.md (an hour; goes on where it stopped)
+	@$(BIN)/python -m tests.check_export
+
 chromium:  ## the browser that tests of the page of etymon serve need (Debian, as root)
 	@[ -x /usr/bin/chromium ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	  && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
