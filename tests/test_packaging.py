@@ -36,6 +36,11 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built: tuple[P
     assert about["License-Expression"] == "Apache-2.0" and "# Etymon" in about.get_payload()
 
 
+def test_the_citation_names_this_version() -> None:
+    citation = (packaging.ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {etymon.__version__}\n" in citation
+
+
 def test_the_source_archive_has_the_package_and_its_papers_but_no_tests(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
