@@ -31,6 +31,7 @@ from etymon.lab.compare_results import Compared
 from etymon.lab.compare_text import read_passages
 from etymon.runs.run_file import RunFile
 from etymon.verbs import compare as verb
+from tests import tiny
 from tests.lab.small_comparisons import compare, small_comparisons, write_pairs, write_table, write_text
 from tests.plugins.conftest import forget
 from tests.plugins.files import REVERSE, write
@@ -202,6 +203,87 @@ def test_tasks_decide_across_kinds_beside_their_baselines(with_task: Compared) -
     assert "round 1" in (with_task.folder / "table.md").read_text(encoding="utf-8")
 
 
+SUITE = """
+parts:
+  - {name: order, kind: pairs, data: [pairs.csv]}
+  - {name: kind, kind: probe, data: [kinds.txt]}
+  - {name: prose, kind: text, data: [prose.txt]}
+"""
+
+
+def write_suite(folder: Path) -> Path:
+    """A file of parts with its data beside it; `kinds.txt` is also a probe of its own."""
+    texts = [text.split(". ")[0] for text in tiny.texts(60)]
+    splits = ["tr"] * 30 + ["va"] * 12 + ["te"] * 18
+    lines = [f"{split}\t{'AB'[n % 2]}\t{text}" for n, (split, text) in enumerate(zip(splits, texts))]
+    (folder / "kinds.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "prose.txt").write_text(". ".join(texts[:5]), encoding="utf-8")
+    write_pairs(folder)
+    (folder / "suite.yaml").write_text(SUITE, encoding="utf-8")
+    return folder / "suite.yaml"
+
+
+def test_probes_decide_a_suite_is_opened_at_the_end_and_sizes_are_chosen_once(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sklearn")
+    suite = write_suite(tmp_path)
+    asked: dict[str, Any] = {
+        "probes": [tmp_path / "kinds.txt"], "suite": str(suite), "order": 0, "size": "auto", "vocabulary": 300,
+        "budget": "400tokens", "length": 16, "batch": 4,
+    }  # fmt: skip
+    compared = compare(["gpt2", "bert"], tmp_path / "out", text, **asked)
+    assert [result.criterion.name for result in compared.primary] == ["accuracy, probes"]
+    names = {result.criterion.name: result for result in compared.results}
+    assert {"mean over the suite", "order", "kind"} <= names.keys()
+    assert set(names["mean over the suite"].scores) == {"gpt2", "bert"}
+    # Bits of a part are never ranked across kinds.
+    prose = [result for result in compared.results if result.criterion.name == "bits per byte, prose"]
+    assert sorted(name for result in prose for name in result.scores) == ["bert", "gpt2"] and len(prose) == 2
+    # A published suite has nothing to validate on: no round has seen it.
+    rounds = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("scores-validation.json")]
+    assert rounds and not any("suite" in scores for scores in rounds)
+    finals = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("scores-test.json")]
+    assert len(finals) == 6 and all(set(scores["suite"]) == {"order", "kind", "prose"} for scores in finals)
+    # Sizes are those of the final's budget, in every run and when it goes on.
+    files = [load_yaml(path, RunFile) for path in (tmp_path / "out" / "runs").glob("gpt2/*/run.yaml")]
+    assert len({json.dumps(file.sizing, sort_keys=True) for file in files}) == 1 and files[0].sizing["shape"]
+    page = compared.report.read_text(encoding="utf-8")
+    assert "What --size auto chose" in page and "mean over the suite" in page
+    assert "--size auto" in compared.continue_command(compared.primary[0].leader)
+    monkeypatch.setattr(comparing, "choose_size", lambda *_, **__: pytest.fail("it was chosen before"))
+    again = compare(["gpt2", "bert"], tmp_path / "out", None, **{**asked, "resume": True})
+    assert again.record()["criteria"] == compared.record()["criteria"]
+
+
+@pytest.mark.cluster
+def test_a_comparison_on_a_real_cluster_ends(tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        with small_comparisons(in_this_process=False):
+            compared = etymon.compare(
+                ["gpt2", "fast=gpt2@learning_rate=0.01"],
+                data=[write_text(tmp_path)],
+                documents="line",
+                budget="600tokens",
+                length=16,
+                batch=4,
+                vocabulary=300,
+                order=0,
+                validation=0.15,
+                test=0.15,
+                set=["shape.dim=32", "shape.layers=1", "shape.heads=2"],
+                out=tmp_path / "out",
+                on="ray",
+                progress="silent",
+            )
+        assert len(compared.primary[0].scores) == 2 and compared.report.is_file()
+        assert len(list((tmp_path / "out" / "runs").glob("*/seed-*/scores-test.json"))) == 6
+    finally:
+        ray.shutdown()
+
+
 def test_an_arm_that_fails_is_out_and_the_others_go_on(text: Path, tmp_path: Path, own_files: None) -> None:
     write("back.py", REVERSE)
     write(
@@ -314,6 +396,9 @@ def test_a_worker_that_is_killed_takes_one_arm_with_it(text: Path, tmp_path: Pat
         (["gpt2", "bert"], {"set": ["documents=line"]}, "give --documents"),
         (["gpt2", "bert"], {"trials": 9}, "7 trials at most"),
         (["gpt2", "bert"], {"resume": True}, "no comparison in"),
+        (["gpt2", "bert"], {"suite": "nosuch"}, "there is no suite 'nosuch'"),
+        (["gpt2", "bert"], {"suite_data": "here"}, "say --suite NAME"),
+        (["gpt2", "bert"], {"probes": ["nowhere.txt"]}, "nowhere.txt"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_before_anything_is_written(
