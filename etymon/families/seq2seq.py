@@ -35,6 +35,7 @@ POCKET_RECIPE = Recipe(
     "encoder has read.",
     shape={"position_kind": "relative_bias", "neighbours": 1.0, "matches": 8.0},
     batch_tokens=1024,
+    tuning_share=1.0,
     learning_rate=4e-3,
     optimiser="muon",
     betas=(0.9, 0.98),
@@ -60,7 +61,6 @@ T5_POCKET_RECIPE = replace(
     ),
     learning_rate=0.03,
     matrix_share=4e-3 / 0.03,
-    tuning_share=1.0,
 )
 
 

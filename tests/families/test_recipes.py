@@ -178,10 +178,9 @@ def test_a_pocket_size_is_known_again_by_any_recipe(name: str) -> None:
 
 def test_pocket_models_are_tuned_by_their_recipe_and_others_as_published() -> None:
     bert = get_family("bert")
-    for name in ("pocket", "muon"):
-        assert (
-            bert.tuning_for("pocket", name).learning_rate == bert.recipe_for("pocket", name).learning_rate / 2
-        )
+    for name, share in (("pocket", 1.0), ("muon", 0.5)):
+        rate = bert.recipe_for("pocket", name).learning_rate
+        assert bert.tuning_for("pocket", name).learning_rate == rate * share
     for size, name in (("pocket", "published"), ("base", None), (None, None)):
         assert bert.tuning_for(size, name) == bert.tuning
 

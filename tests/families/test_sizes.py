@@ -346,7 +346,7 @@ def test_sizes_are_fine_tuned_as_published(
     known = get_family(family)
     found, trained = known.tuning_for(size), known.recipe_for(size)
     assert found.layer_decay == decay
-    assert found.learning_rate == (trained.learning_rate / 2 if rate is None else rate)
+    assert found.learning_rate == (trained.learning_rate if rate is None else rate)
 
 
 def test_a_pocket_t5_moves_its_word_vectors_farther_than_its_matrices() -> None:
@@ -354,7 +354,9 @@ def test_a_pocket_t5_moves_its_word_vectors_farther_than_its_matrices() -> None:
     trained, tuned = t5.recipe_for("pocket"), t5.tuning_for("pocket")
     assert trained.learning_rate * trained.matrix_share == pytest.approx(4e-3)
     assert (tuned.learning_rate, tuned.matrix_share) == (trained.learning_rate, trained.matrix_share)
-    assert get_family("bart").tuning_for("pocket").learning_rate == 2e-3
+    assert get_family("bart").tuning_for("pocket").learning_rate == 4e-3
+    gpt2 = get_family("gpt2")
+    assert gpt2.tuning_for("pocket").learning_rate == gpt2.recipe_for("pocket").learning_rate / 2
 
 
 def test_pocket_sizes_with_attention_learn_with_muon() -> None:
