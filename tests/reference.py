@@ -238,9 +238,7 @@ def compare_picture() -> str:
         for cell in record["cells"]
         for output in cell.get("outputs", [])
     ]
-    page = next((text for text in map("".join, shown) if "The answer" in text), "")
-    if not page:
-        return ""
+    page = next(text for text in map("".join, shown) if "The answer" in text)
     svg = page[page.index("<svg") : page.index("</svg>") + len("</svg>")]
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # type: ignore[union-attr]
     end = svg.index(">") + 1
@@ -251,6 +249,7 @@ def compare_picture() -> str:
 def pages() -> dict[Path, str]:
     """What is written, by its place."""
     return {
+        DOCS / "pictures" / "compare.svg": compare_picture(),
         DOCS / "families.md": families(),
         DOCS / "formats.md": formats(),
         DOCS / "speed.md": speed(),
