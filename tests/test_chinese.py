@@ -131,6 +131,23 @@ def test_the_first_model_is_made_as_its_page_says(
     assert "干净" in surprised and "注意力.html" in drawn and Path("注意力.html").is_file()
 
 
+def test_few_labels_go_as_their_page_says(
+    sheets: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "few-labels.zh.md").read_text(encoding="utf-8")
+    for name in ("评论.csv", "测试.csv"):  # the page's tables are UTF-8
+        Path(name).write_bytes(
+            Path("评论.csv").read_bytes().decode("gb18030" if name == "评论.csv" else "utf-8").encode()
+        )
+    Path("语料.txt").write_text("\n".join(row[1] for row in sheets * 8), encoding="utf-8")
+    shown = [
+        run(words, capsys)
+        for name in ("baseline", "pretrained", "seeds")
+        for words in page_commands(name, page)
+    ]
+    assert "多数类" in shown[0] and "95% 置信区间" in shown[1] and "95% 置信区间" in shown[4]
+
+
 # ------------------------------------------------------------ public data sets
 
 
