@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from etymon.exports.target import STATES
 from etymon.nn.attention import Attention, RelativeKeys
 from etymon.nn.blocks import Block, Body, EncoderDecoder, FeedForward, ParallelBlock, Stack
-from etymon.nn.embeddings import Embeddings, Rotary, Sinusoids, sinusoids
+from etymon.nn.embeddings import Embeddings, Rotary, Sinusoids
 from etymon.nn.heads import DeepProjection, Pooler, Projection
 from etymon.nn.layers import (
     Activation,
@@ -307,7 +307,7 @@ def _position_table(embeddings: Embeddings) -> Tensor:
     """A row a place, from the first place of a text on. The only segment of all tokens is added to it."""
     positions = embeddings.positions
     if isinstance(positions, Sinusoids):
-        return sinusoids(torch.arange(WAVES), positions.dim)
+        return positions.waves(torch.arange(WAVES), positions.dim)
     assert positions is not None
     table = positions.weight[embeddings.position_offset :]
     segments = embeddings.segments

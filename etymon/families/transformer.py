@@ -47,6 +47,8 @@ class Shape:
     `relative_key_query`) or by T5's biases (`relative_bias`)."""
     sinusoids: bool = True
     """False leaves the sinusoids of `position_kind` out; nothing then tells the order of a source."""
+    sinusoid_layout: Literal["paper", "fairseq"] = "paper"
+    """Sines and cosines in turn as published, or as fairseq's checkpoints were trained with."""
     dropout: Rate = 0.1
     attention_dropout: Rate = 0.0
     inner_dropout: Rate = 0.0
@@ -80,7 +82,7 @@ def side(shape: Shape, words: Embedding, *, decoder: bool) -> Body:
     is_added = shape.sinusoids and shape.position_kind == "sinusoidal"
     embeddings = Embeddings(
         words,
-        positions=Sinusoids(shape.dim) if is_added else None,
+        positions=Sinusoids(shape.dim, halved=shape.sinusoid_layout == "fairseq") if is_added else None,
         scale=shape.dim**0.5,
         dropout=shape.dropout,
     )

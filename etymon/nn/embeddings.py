@@ -145,18 +145,20 @@ class Sinusoids(nn.Module):
     """Sines and cosines in turn, of wavelengths from 2 pi to 10,000 times that (Vaswani et al. 2017):
     nothing is learned, and no text is too long."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, halved: bool = False) -> None:
+        """`halved`: as fairseq has them, all sines before all cosines."""
         super().__init__()
         self.dim = dim
+        self.waves = halved_sinusoids if halved else sinusoids
         self.table_TD = torch.empty(0, dim)
         """Grows with the longest text so far."""
 
     def forward(self, positions_N: Tensor, last: int) -> Tensor:
         if torch.compiler.is_compiling():  # an exported program has no table that grows
-            return sinusoids(positions_N, self.dim)
+            return self.waves(positions_N, self.dim)
         if last >= len(self.table_TD) or self.table_TD.device != positions_N.device:
             # Twice as long as needed: growing texts of a decode do not compute it anew at every step.
-            self.table_TD = sinusoids(torch.arange(2 * last + 16, device=positions_N.device), self.dim)
+            self.table_TD = self.waves(torch.arange(2 * last + 16, device=positions_N.device), self.dim)
         return self.table_TD[positions_N]
 
 
@@ -167,6 +169,17 @@ def sinusoids(positions_T: Tensor, dim: int) -> Tensor:
     )
     angles = positions_T[:, None].double() * speeds
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :dim].float()
+
+
+def halved_sinusoids(positions_T: Tensor, dim: int) -> Tensor:
+    """fairseq's: all sines, then all cosines, the slowest of them exactly 10,000 times slower than the first
+    (the paper's falls short of that), and places counted from 2, behind its padding token."""
+    count = dim // 2
+    steps = torch.arange(count, device=positions_T.device).double()
+    speeds = torch.exp(steps * (-math.log(10000.0) / max(1, count - 1)))
+    angles = (positions_T[:, None].double() + 2) * speeds
+    waves_TD = torch.cat((angles.sin(), angles.cos()), -1)
+    return nn.functional.pad(waves_TD, (0, dim - 2 * count)).float()
 
 
 def sinusoidal(table_TD: Tensor, generator: torch.Generator) -> None:

@@ -60,6 +60,38 @@ def test_the_original_transformer_xl_counts_its_clusters_from_the_end(tmp_path: 
         np.testing.assert_allclose(ours, expected["log_probabilities"].reshape(ours.shape), rtol=0, atol=5e-6)
 
 
+@pytest.mark.parametrize(("name", "source"), [("transformer", 64), ("transformer-shared", None)])
+def test_fairseq_s_transformer_has_its_own_sinusoids(name: str, source: int | None, tmp_path: Path) -> None:
+    """Transformers has it as FSMT, whose outputs are compared with ours, before and after saving."""
+    etymon.convert(FIXTURES / name, tmp_path / "out")
+    expected = np.load(FIXTURES / name / "expected.npz")
+    for folder in (FIXTURES / name, tmp_path / "out"):
+        model = etymon.load(folder)
+        assert model.shape.source_vocabulary == source and model.shape.sinusoid_layout == "fairseq"
+        targets = expected["ids"][:, ::-1][:, :7].tolist()
+        with torch.no_grad():
+            hidden, _ = model.decode(Batch.of(targets), model.encode(Batch.of(expected["ids"].tolist())))
+            logits = model.heads["vocabulary"].logits(hidden)  # type: ignore[operator]
+        ours = logits.view(expected["logits"].shape).numpy()
+        np.testing.assert_allclose(ours, expected["logits"], rtol=0, atol=5e-6)
+
+
+def test_a_transformer_that_is_not_built_is_refused(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FIXTURES / "transformer", tmp_path / "one"))
+    state = load_pickle(FIXTURES / "transformer" / "checkpoint_best.pt")
+    for change, expected in (
+        ({"decoder_attention_heads": 4}, "other heads in its decoder than in its encoder"),
+        (
+            {"adaptive_softmax_cutoff": "100,200"},
+            "adaptive_softmax_cutoff = '100,200', which is not built here",
+        ),
+        ({"encoder_normalize_before": True}, "other norms or widths in its decoder"),
+    ):
+        args = argparse.Namespace(**{**vars(state["args"]), **change})
+        torch.save({"args": args, "model": state["model"]}, folder / "checkpoint_best.pt")
+        assert expected in refusal(folder)
+
+
 def test_fairseq_s_dictionary_renumbers_gpt2_s_tokens() -> None:
     tokenizer = etymon.load(FIXTURES / "roberta").tokenizer
     assert (
@@ -174,12 +206,6 @@ def test_what_is_missing_or_strange_is_said(tmp_path: Path) -> None:
     assert "has neither args nor cfg" in refusal(bart)
     torch.save([1, 2], bart / "model.pt")
     assert "has no weights under 'model'" in refusal(bart)
-    sinusoids = {
-        "decoder.layers.0.fc1.weight": torch.ones(2, 2),
-        "encoder.embed_positions._float_tensor": torch.ones(1),
-    }
-    torch.save({"model": sinusoids, "args": state["args"]}, bart / "model.pt")
-    assert "fairseq's sinusoids, whose wavelengths are others than the paper's" in refusal(bart)
     strange = {**state["model"], "decoder.adapter.weight": torch.ones(2)}
     torch.save({"model": strange, "args": state["args"]}, bart / "model.pt")
     assert "weights that no BART has: decoder.adapter.weight" in refusal(bart)

@@ -1,7 +1,7 @@
-"""RoBERTa and BART as fairseq saves them: a `.pt` file with settings and weights, beside its `dict.txt`.
+"""Checkpoints of fairseq: a `.pt` file with settings and weights, beside its `dict.txt`.
 
-Their tokens are GPT-2's under other numbers: `dict.txt` lists GPT-2's ids in the order of fairseq's, behind
-four special tokens. With `encoder.json` and `vocab.bpe` beside it the tokenizer comes along.
+Tokens of RoBERTa and BART are GPT-2's under other numbers: `dict.txt` lists GPT-2's ids in the order of
+fairseq's, behind four special tokens. With `encoder.json` and `vocab.bpe` beside it the tokenizer comes too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
+from etymon.families.imports.fairseq_transformer import COUNTERS, is_transformer, read_transformer
 from etymon.families.imports.foreign import (
     ForeignModel,
     NameRule,
@@ -31,8 +32,6 @@ from etymon.files import read_json
 
 PARTS = {"weight": ("weight", same), "bias": ("bias", same)}
 SPECIALS = ["<s>", "<pad>", "</s>", "<unk>"]
-COUNTERS = ("version", "embed_positions._float_tensor")
-"""Of releases and types; no weights."""
 NAMES = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 
 
@@ -108,23 +107,18 @@ def read_fairseq(folder: Path, heads: Collection[str] | None = None) -> ForeignM
     weights = {str(name): tensor for name, tensor in state["model"].items() if isinstance(tensor, Tensor)}
     settings = _settings(state, path)
     weights = _split_projections(weights)
-    if (
-        any(name.endswith("embed_positions._float_tensor") for name in weights)
-        and "decoder.layers.0.fc1.weight" in weights
-    ):
-        raise EtymonError(
-            f"{path} is a Transformer with fairseq's sinusoids, whose wavelengths are others than the "
-            "paper's: such a model is not built here"
-        )
-    is_bart = "decoder.layers.0.encoder_attn.q_proj.weight" in weights
-    read = _bart if is_bart else _roberta
-    pieces, config = read(weights, settings, path)
+    if is_transformer(weights):
+        title, (pieces, config) = "Transformer", read_transformer(weights, settings, path)
+    elif "decoder.layers.0.encoder_attn.q_proj.weight" in weights:
+        title, (pieces, config) = "BART", _bart(weights, settings, path)
+    else:
+        title, (pieces, config) = "RoBERTa", _roberta(weights, settings, path)
     note = f"{path}: left aside the optimiser's state" if state.get("last_optimizer_state") else ""
-    files = _tokenizer_files(folder, dictionary, config) if dictionary.is_file() else {}
+    # A Transformer's words were cut by other programs, and its lists alone make no tokenizer.
+    has_words = dictionary.is_file() and title != "Transformer"
+    files = _tokenizer_files(folder, dictionary, config) if has_words else {}
     open_weights = partial(weights_of, pieces, weights.__getitem__, [path])
-    return ForeignModel(
-        f"fairseq's {'BART' if is_bart else 'RoBERTa'}", config, open_weights, [path], files, note
-    )
+    return ForeignModel(f"fairseq's {title}", config, open_weights, [path], files, note)
 
 
 def _settings(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
