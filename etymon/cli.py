@@ -38,6 +38,7 @@ from etymon.language import translated
 from etymon.verbs import terminal
 from etymon.verbs.help_contents import VERB_GROUPS
 from etymon.verbs.help_page import HelpContext, VerbCommand
+from etymon.verbs.usage import usage_message
 
 if TYPE_CHECKING:
     from etymon.settings import Option
@@ -78,7 +79,7 @@ def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoR
         _refuse(str(error) if error.code is None else f"{error} (see etymon help {error.code})")
     except click.UsageError as error:
         command = "etymon --help" if error.ctx is None else f"{error.ctx.command_path} --help"
-        _refuse(f"{error.format_message().rstrip('.')} (see {command})")
+        _refuse(f"{usage_message(error)} (see {command})")
     except click.exceptions.Exit as leaving:  # after help, or the version
         sys.exit(leaving.exit_code)
     except KeyboardInterrupt:

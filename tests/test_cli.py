@@ -375,3 +375,30 @@ def test_a_name_of_3000_characters_is_a_mistake_like_any_other(line, capsys):
         and err.count("\n") == 1
         and len(err) < 1200
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["finetune", "m", "--data", "t.csv"], "No such option '--data': here it is --train"),
+        (["pretrain", "bert", "--train", "t.txt"], "No such option '--train': here it is --data"),
+        (["tokenizer", "--vocabulary", "400"], "No such option '--vocabulary': here it is --size"),
+        (
+            ["pretrain", "bert", "--learning_rate", "1"],
+            "No such option '--learning_rate': here it is --learning-rate",
+        ),
+        (["pretrain", "bert", "--epochs", "3"], "No such option '--epochs': here it is --budget 3epochs"),
+        (["generate", "--model", "m"], "the model comes first"),
+        (["pretrain", "bert", "--buget", "1m"], "No such option '--buget'. Did you mean --budget?"),
+        (["pretrain", "bert", "--xyzzy", "1m"], "No such option '--xyzzy' (see"),
+        (["pretrain", "bert", "my.txt"], "(my.txt): files are given with --data"),
+        (["pretrain", "bert", "no-such-file.txt"], "Got unexpected extra argument (no-such-file.txt) (see"),
+    ],
+)
+def test_a_wrong_option_is_answered_with_the_right_one(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text("A text.")
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(arguments)
+    error = capsys.readouterr().err
+    assert leaving.value.code == 2 and message in error and error.count("\n") == 1, error

@@ -24,6 +24,11 @@ logger = logging.getLogger("etymon.tables")
 MISSING = ("NAType", "NaTType")
 """What pandas puts where there is no value."""
 
+COLUMN_OPTIONS = frozenset(
+    "text second label tokens tags entities question context answers choices source target".split()
+)
+"""Options that name a column, and the column that each means unless told."""
+
 
 @dataclass
 class Table:
@@ -81,10 +86,11 @@ class Table:
     def _value(self, number: int, column: str) -> Any:
         row = self.rows[number]
         if column not in row:
-            raise EtymonError(
-                f"{self.places[number]}: no column {column!r}; {did_you_mean(column, map(str, row))}",
-                code="no-column",
-            )
+            hint = did_you_mean(column, map(str, row))
+            # Nobody may have asked for a column of that name: it is what is read unless told.
+            if column in COLUMN_OPTIONS and "?" not in hint:
+                hint += f", and name it with --{column}"
+            raise EtymonError(f"{self.places[number]}: no column {column!r}; {hint}", code="no-column")
         return row[column]
 
     def _text(self, number: int, column: str) -> str:

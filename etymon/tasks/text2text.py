@@ -53,8 +53,8 @@ class Text2Text(Task):
     options: Text2TextOptions
 
     def fit(self, family: Family) -> Fit:
-        if not _writes_text(family):
-            able = ", ".join(name for name in REGISTRY if _writes_text(get_family(name)))
+        if not writes_text(family):
+            able = ", ".join(name for name in REGISTRY if writes_text(get_family(name)))
             raise EtymonError(
                 f"{family.title} cannot write a text, which the task {self.name!r} asks for: take one "
                 f"of {able}"
@@ -232,7 +232,7 @@ class Text2Text(Task):
         return f"{row[self.options.source]}\n-> {prediction}\n({row[self.options.target]})"
 
 
-def _writes_text(family: Family) -> bool:
+def writes_text(family: Family) -> bool:
     """Whether it is an encoder-decoder, or a decoder that can go on from a cache."""
     return "encoder-decoder" in family.capabilities or {"causal", "state"} <= family.capabilities
 

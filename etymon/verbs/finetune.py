@@ -63,6 +63,7 @@ def finetune(options: FinetuneOptions) -> Finetuned:
     from etymon.runs.table_data import TableData
     from etymon.runs.task_file import TaskFile
     from etymon.tables.table import rows_or_paths
+    from etymon.tasks.text2text import writes_text
     from etymon.training.progress import make_progress
 
     train, validation = (
@@ -128,6 +129,13 @@ def finetune(options: FinetuneOptions) -> Finetuned:
         "ignore_config_key": options.ignore_config_key or None,
     }
     file = assemble(TaskFile, given, options.config, overrides)
+    # Unless told, a model learns to write texts, which readers cannot: then nobody has asked for that.
+    is_told = resume or options.config or any(given.get(name) for name in ("task", "mixture"))
+    if not is_told and file.task == "text2text" and not writes_text(get_family(family)):
+        raise EtymonError(
+            f"say what {get_family(family).title} is to learn: --task classify, tag, answer, choose or "
+            "regress (etymon tasks lists what each family can)"
+        )
     folder = Path(out or Path("runs") / f"{file.task}-{file.family}")
     progress = make_progress(options.progress)
     job = Job(folder, file, progress, **options.placement())

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OnNote = Callable[[str], None]
 NO_TEXT = "there is no text: give some, or - to read lines from standard input"
+FILE_ENDINGS = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".txt", ".gz")
 
 
 def load_model(model: str | Path | Model, options: DeviceOptions, head: str | None = None) -> Model:
@@ -112,6 +113,12 @@ def iterate_texts(
                 raise EtymonError(f"text {number} is a {type(text).__name__}, not a text")
             if SURROGATE.search(text):  # bytes of a command line that are no UTF-8
                 raise EtymonError(f"{text[:40]!r} holds bytes that are no UTF-8 text: convert it first")
+            # An answer to the name of a table looks like one to its rows.
+            if on_note is not None and text.endswith(FILE_ENDINGS) and Path(text).is_file():
+                on_note(
+                    f"{text} is read as a text, and not the file of that name: give that with --data or "
+                    "--file"
+                )
             yield text
     if file is not None:
         yield from _lines(Path(file), blank, on_note, reading) if lines else [_whole(Path(file), reading)]

@@ -62,9 +62,10 @@ def test_tokens_stand_where_they_belong(folder):
 def test_bytes_that_are_no_character_are_spelled_out():
     tokenizer = train_tokenizer("byte-bpe", ["好坏" * 20], 259, specials={"end": "</s>"})
     ids = tokenizer.encode("好 坏b")
+    assert "\\n" in readable_tokens(tokenizer, tokenizer.encode("b\nb"))
     tokens = readable_tokens(tokenizer, ids)
     assert "b" in tokens and any(re.search(r"\\x[0-9a-f]{2}", token) for token in tokens)
-    spelled = "".join("" if token == "Ġ" else token for token in tokens)
+    spelled = "".join("" if token == "␣" else token for token in tokens)
     assert all(re.fullmatch(r"(\\x[0-9a-f]{2}|[好坏b])*", token) for token in spelled.splitlines()), tokens
 
 

@@ -185,3 +185,24 @@ def test_breaks_that_a_table_cannot_hold_are_told(saved: Saved, tmp_path: Path) 
     told: list[str] = []
     etymon.predict(saved(), ["A letter.\nA river."], out=tmp_path / "out.tsv", on_note=told.append)
     assert len(told) == 1 and "line breaks of 1 cells are spaces" in told[0]
+
+
+def test_the_name_of_a_file_is_a_text_and_that_is_said(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = saved()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\nThe river,a\n", encoding="utf-8")
+    for name, is_said in (("rows.csv", True), ("other.csv", False)):
+        with pytest.raises(SystemExit):
+            cli.main(["predict", str(folder), name])
+        told = capsys.readouterr()
+        assert len(told.out.splitlines()) == 1
+        assert ("rows.csv is read as a text, and not the file of that name" in told.err) is is_said
+
+
+def test_a_column_that_is_read_unless_told_is_named_with_its_option(saved: Saved) -> None:
+    with pytest.raises(
+        EtymonError, match=r"no column 'text'; choose from Message, Kind, and name it with --text"
+    ):
+        etymon.predict(saved(), data=[{"Message": "The river", "Kind": "a"}])

@@ -208,11 +208,6 @@ def test_mistakes_are_refused_before_any_work(changes: dict[str, Any], reason: s
     assert not (tmp_path / "run").exists()
 
 
-def test_an_encoder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EtymonError, match="BERT cannot write a text"):
-        finetune("bert", tmp_path / "run")
-
-
 def test_other_rows_are_another_run(tmp_path: Path) -> None:
     finetune("t5", tmp_path / "run", steps=1)
     with pytest.raises(EtymonError, match=r"not those that the run in .* began with"):
@@ -302,3 +297,10 @@ def test_every_option_of_text2text_is_documented_with_its_default() -> None:
         default = getattr(field.default, "default", field.default)
         if default not in (None, MISSING, ""):
             assert told[field.name] == str(default).replace("\n", "\\n"), field.name
+
+
+def test_a_reader_is_asked_for_its_task(tmp_path: Path) -> None:
+    with pytest.raises(EtymonError, match=r"say what BERT is to learn: --task classify, tag"):
+        finetune("bert", tmp_path / "run")
+    with pytest.raises(EtymonError, match="which the task 'text2text' asks for"):
+        finetune("bert", tmp_path / "run", task="text2text")
