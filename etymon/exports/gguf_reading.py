@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from etymon.exports.check import model_answers
-from etymon.exports.gguf_tensors import fill_model
+from etymon.exports.gguf_tensors import ENCODERS, ROTARY_BERT, fill_model
 from etymon.exports.target import STATES, CheckInputs
 from etymon.families import get_family
 from etymon.families.model import Model
@@ -70,13 +70,15 @@ def read_model(path: Path) -> tuple[Model, str]:
         }
     if kind == "gpt2":
         shape["tied"] = "output.weight" not in tensors
-    if kind == "bert":
+    if kind == ROTARY_BERT:
+        shape["position_kind"] = "rotary"
+    if kind in ENCODERS:
         head = "classification" if "cls.output.weight" in tensors else STATES
         # DistilBERT has no segments: one of zeros adds nothing.
         tensors.setdefault("token_types.weight", torch.zeros(1, shape["dim"]))
         shape["segments"] = len(tensors["token_types.weight"])
     labels = sizes.get("classifier.output_labels", ["0", "1"])
-    family = get_family(kind)
+    family = get_family("bert" if kind in ENCODERS else kind)
     model = Model(family, family.shape(**shape), () if head == STATES else (head,), labels).eval()
     fill_model(model, tensors, kind)
     return model, head

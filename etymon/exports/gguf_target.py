@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from etymon.errors import EtymonError
 from etymon.exports.check import TEXTS
 from etymon.exports.gguf_reading import ReadBackRunner
-from etymon.exports.gguf_tensors import architecture_of, export_tensors, find_misfit, is_kept_whole
+from etymon.exports.gguf_tensors import (
+    ENCODERS,
+    ROTARY_BERT,
+    architecture_of,
+    export_tensors,
+    find_misfit,
+    is_kept_whole,
+)
 from etymon.exports.gguf_tokenizer import describe_tokenizer, find_tokenizer_misfit, special_ids
 from etymon.exports.llama_runner import LlamaRunner, find_llama
 from etymon.exports.sizes import find_family_misfit
@@ -140,7 +147,9 @@ def add_sizes(writer: Any, model: Model, head: str) -> None:
         writer.add_decoder_start_token_id(start_id(model, generating=True))
         return
     writer.add_layer_norm_eps(layer.attention_norm.eps)
-    if kind == "bert":
+    if kind == ROTARY_BERT:
+        writer.add_rope_freq_base(layer.attention.rotary.base)
+    if kind in ENCODERS:
         writer.add_causal_attention(False)
         segments = side.embeddings.segments
         # It wants a number above 0 even where there is no table of them.

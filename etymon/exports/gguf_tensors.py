@@ -18,7 +18,7 @@ from etymon.exports.target import STATES
 from etymon.families.saving import BRANCH_ENDS
 from etymon.nn.attention import Attention
 from etymon.nn.blocks import Block, Body, EncoderDecoder, FeedForward, Stack
-from etymon.nn.embeddings import BucketedBias
+from etymon.nn.embeddings import BucketedBias, Rotary
 from etymon.nn.heads import DeepProjection, Pooler, Projection
 from etymon.nn.layers import ACTIVATIONS, Embedding, LayerNorm, RootMeanSquareNorm, identity
 from etymon.nn.visibility import CausalRule, FullRule
@@ -98,7 +98,10 @@ def _t5_table() -> dict[str, str]:
 
 
 T5 = NameMap(rows(_t5_table()))
-NAMES = {"gpt2": GPT2, "bert": BERT, "t5": T5}
+ROTARY_BERT = "jina-bert-v3"
+"""BERT's layers with rotary positions, by the name of the model that llama.cpp has them for."""
+ENCODERS = ("bert", ROTARY_BERT)
+NAMES = {"gpt2": GPT2, "bert": BERT, ROTARY_BERT: BERT, "t5": T5}
 
 # --- what fits
 
@@ -119,7 +122,9 @@ def architecture_of(model: Model) -> str:
     """llama.cpp's name for what `find_misfit` found to fit."""
     if isinstance(model.body, EncoderDecoder):
         return "t5"
-    return "bert" if all(isinstance(rule, FullRule) for rule in model.body.stack.rules) else "gpt2"
+    if not all(isinstance(rule, FullRule) for rule in model.body.stack.rules):
+        return "gpt2"
+    return "bert" if model.body.stack.layers[0].attention.rotary is None else ROTARY_BERT
 
 
 def _words_misfit(model: Model, head: str) -> str | None:
@@ -138,6 +143,8 @@ def _states_misfit(model: Model, head: str) -> str | None:
         return (
             "llama.cpp computes states of an encoder and classes of texts, not this head: take --head states"
         )
+    if head == "classification" and architecture_of(model) == ROTARY_BERT:
+        return "llama.cpp has no classes of encoders with rotary positions: take --head states"
     if head == "classification" and _tanh_head(model) is None:
         return "llama.cpp classifies by a dense map with tanh and a linear one: take --head states"
     return None
@@ -153,7 +160,7 @@ def _bert_misfit(body: Body) -> str | None:
     if body.embeddings.norm is None or body.stack.norm is not None:
         return NO_ARCHITECTURE
     # llama.cpp approximates GELU by tanh in every BERT: to about 1e-3 that is the exact one.
-    return _stack_misfit(body, norm_first=False, activations=("gelu", "gelu_tanh"))
+    return _stack_misfit(body, norm_first=False, activations=("gelu", "gelu_tanh"), rotary=True)
 
 
 def _tanh_head(model: Model) -> nn.Module | None:
@@ -167,11 +174,15 @@ def _tanh_head(model: Model) -> nn.Module | None:
     return pooler if is_plain and isinstance(pooler, Pooler) and pooler.activation is torch.tanh else None
 
 
-def _stack_misfit(body: Body, *, norm_first: bool, activations: tuple[str, ...]) -> str | None:
+def _stack_misfit(
+    body: Body, *, norm_first: bool, activations: tuple[str, ...], rotary: bool = False
+) -> str | None:
     embeddings, stack = body.embeddings, body.stack
     if not isinstance(embeddings.words, Embedding) or embeddings.projection is not None:
         return "its word vectors are not as wide as its layers"
-    if not isinstance(embeddings.positions, Embedding) or embeddings.scale != 1.0:
+    turned = [layer.attention.rotary for layer in stack.layers if isinstance(layer.attention, Attention)]
+    is_turned = rotary and embeddings.positions is None and all(isinstance(part, Rotary) for part in turned)
+    if not (isinstance(embeddings.positions, Embedding) or is_turned) or embeddings.scale != 1.0:
         return "llama.cpp adds a learned table of positions to word vectors, and nothing else"
     # Several names may stand for one function.
     functions = [ACTIVATIONS[name] for name in activations]
@@ -183,7 +194,11 @@ def _stack_misfit(body: Body, *, norm_first: bool, activations: tuple[str, ...])
         ):
             return NO_ARCHITECTURE
         attention, feed_forward = layer.attention, layer.feed_forward
-        if type(attention) is not Attention or attention.relative is not None or attention.rotary is not None:
+        if (
+            type(attention) is not Attention
+            or attention.relative is not None
+            or (attention.rotary is not None and not is_turned)
+        ):
             return "llama.cpp adds a learned table of positions to word vectors, and nothing else"
         if (
             type(feed_forward) is not FeedForward
@@ -262,8 +277,22 @@ def export_tensors(model: Model, head: str) -> dict[str, Tensor]:
     else:
         # RoBERTa's first rows are for padding; llama.cpp counts from the first real place.
         places = "body.embeddings.positions.weight"
-        tensors[places] = tensors[places][model.body.embeddings.position_offset :]
+        if places in tensors:
+            tensors[places] = tensors[places][model.body.embeddings.position_offset :]
+    if architecture == ROTARY_BERT:
+        tensors = turn_halves(tensors, model.shape.heads)
     return names.export(tensors)
+
+
+def turn_halves(tensors: Mapping[str, Tensor], heads: int, *, back: bool = False) -> dict[str, Tensor]:
+    """Queries and keys whose pairs are not neighbours but stand half a head apart, as llama.cpp turns them;
+    or `back`, by our names."""
+    turned = dict(tensors)
+    for name, tensor in tensors.items():
+        if ".attention.query." in name or ".attention.key." in name:
+            pairs = tensor.reshape(heads, *((2, -1) if back else (-1, 2)), *tensor.shape[1:])
+            turned[name] = pairs.transpose(1, 2).reshape(tensor.shape)
+    return turned
 
 
 def is_kept_whole(name: str, tensor: Tensor) -> bool:
@@ -277,7 +306,12 @@ def fill_model(model: Model, stored: Mapping[str, Tensor], architecture: str) ->
     """Copies weights by llama.cpp's names into a model of the same shape."""
     parameters = dict(model.named_parameters())
     shapes = {name: tensor.shape for name, tensor in parameters.items()}
+    read: dict[str, Tensor] = {}
+    result = NAMES[architecture].read(stored, shapes, read.__setitem__)
+    if architecture == ROTARY_BERT:
+        read = turn_halves(read, model.shape.heads, back=True)
     with torch.no_grad():
-        result = NAMES[architecture].read(stored, shapes, lambda name, tensor: parameters[name].copy_(tensor))
+        for name, tensor in read.items():
+            parameters[name].copy_(tensor)
     if problems := result.problems():
         raise ValueError(problems)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from etymon.errors import EtymonError
+from etymon.exports.gguf_tensors import ENCODERS
 from etymon.exports.target import CheckInputs
 
 ENVIRONMENT = "ETYMON_LLAMA"
@@ -49,7 +50,7 @@ class LlamaRunner:
 
     def answer(self, inputs: CheckInputs) -> list[np.ndarray]:
         rows = [list(row) for row in inputs.rows]
-        if self.about["architecture"] == "bert":
+        if self.about["architecture"] in ENCODERS:
             return self._arrays({"do": "classes" if self.about["classes"] else "states", "rows": rows})
         targets = None if inputs.targets is None else [list(row) for row in inputs.targets]
         return self._arrays({"do": "logits", "rows": rows, "targets": targets})

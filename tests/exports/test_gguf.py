@@ -48,6 +48,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("roberta", STATES, {"activation": "gelu_tanh"}),
     ("roberta", "classification", {"activation": "gelu_tanh"}),
     ("distilbert", STATES, {"activation": "gelu_tanh"}),
+    ("roberta", STATES, {"activation": "gelu_tanh", "position_kind": "rotary"}),
 ]
 
 
@@ -227,7 +228,8 @@ def test_a_tokenizer_that_does_more_than_llama_cpp_is_refused() -> None:
         ("gptj", "vocabulary", {}, "learned table of positions"),
         ("gpt1", "vocabulary", {}, "no architecture"),
         ("gpt3", "vocabulary", {}, "no architecture"),
-        ("bert", STATES, {"position_kind": "rotary"}, "learned table of positions"),
+        ("bert", STATES, {"position_kind": "relative_key"}, "learned table of positions"),
+        ("bert", "classification", {"position_kind": "rotary"}, "rotary positions"),
         ("bert", "vocabulary", {}, "--head states"),
         ("distilbert", "classification", {}, "tanh"),
         ("albert", STATES, {}, "word vectors"),

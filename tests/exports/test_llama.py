@@ -61,6 +61,8 @@ def export(model: Model, head: str, folder: Path, quantization: str = "f32") -> 
         ("roberta", STATES, {}),
         ("roberta", "classification", {}),
         ("distilbert", STATES, {}),
+        ("bert", STATES, {"position_kind": "rotary"}),
+        ("roberta", STATES, {"position_kind": "rotary"}),
     ],
 )
 def test_llama_cpp_says_what_the_model_says(
