@@ -82,7 +82,7 @@ def test_the_moving_picture_is_what_was_recorded() -> None:
 
 
 OPENINGS = ("After this page you", "After this page your")
-GENERATED = {"verbs.md", "settings.md", "lab-notes.md", "index.md", "errors.md"}
+GENERATED = {"verbs.md", "settings.md", "lab-notes.md", "index.md", "errors.md", "exports.md"}
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,10 @@ def test_every_page_says_first_what_the_reader_will_be_able_to_do(page: str) -> 
     if page in GENERATED or page.startswith("families/") or chinese:
         return
     assert text.split("\n\n")[1].startswith(OPENINGS), page
+
+
+def test_no_marks_of_a_merge_are_left() -> None:
+    root = DOCS.parent
+    pages = [*DOCS.rglob("*.md"), *root.glob("*.md"), root / "etymon/locale/zh/LC_MESSAGES/etymon.po"]
+    marked = re.compile(r"^(<<<<<<<|>>>>>>>) ", re.MULTILINE)
+    assert not [page for page in pages if marked.search(page.read_text(encoding="utf-8"))]
