@@ -45,6 +45,7 @@ VERBS = {
     "serve": "Serve models to programs and pages: OpenAI's protocol, and what these families do beyond it.",
     "convert": "Read a checkpoint and write it as a Hugging Face folder.",
     "export": "Write a model for another runtime, which checks it: ONNX, PyTorch programs and others.",
+    "push": "Send a run or a model to the Hugging Face hub: card, curves, results, milestones.",
     "new": "Write a commented file for an objective, family, task or masking scheme of your own and its test.",
     "show": "Say what a model folder holds: family, shape, parameters, tokenizer, history, and the memory it takes.",
 }

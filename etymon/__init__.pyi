@@ -41,6 +41,7 @@ from etymon.verbs.new import NewPlugin
 from etymon.verbs.predict import Predicted
 from etymon.verbs.prepare import Prepared
 from etymon.verbs.prompt import Prompted
+from etymon.verbs.push import Pushed
 from etymon.verbs.show import Shown, ShownStore
 from etymon.verbs.surprisal import TextSurprisal
 from etymon.verbs.tasks import TaskCell
@@ -78,6 +79,7 @@ __all__ = [
     "serve",
     "convert",
     "export",
+    "push",
     "new",
     "show",
     "build",
@@ -915,6 +917,23 @@ def export(
     plugin: Sequence[str | Path] | str | Path | None = (),
     ignore_config_key: Sequence[str] | str | None = (),
 ) -> Exported | list[ExportCell]: ...
+def push(
+    model: str | Path,
+    name: str,
+    *,
+    private: bool = False,
+    dry_run: bool = False,
+    revision: str | None = "main",
+    milestones: bool = True,
+    license: str | None = None,
+    language: str | Sequence[str] | None = (),
+    datasets: str | Sequence[str] | None = (),
+    keep_card: bool = False,
+    message: str | None = "Upload by etymon",
+    verify: bool = True,
+    plugin: Sequence[str | Path] | str | Path | None = (),
+    ignore_config_key: Sequence[str] | str | None = (),
+) -> Pushed: ...
 def new(
     kind: Literal["objective", "family", "task", "masking"], name: str, *, out: str | Path | None = "."
 ) -> NewPlugin: ...

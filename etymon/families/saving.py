@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -14,10 +13,11 @@ from etymon.checkpoints.folder import write_model_folder
 from etymon.checkpoints.hub import SOURCE
 from etymon.checkpoints.settings import CODE_FILE, OWN_CODE, OWN_TYPE
 from etymon.errors import EtymonError
+from etymon.families.card import model_card
 from etymon.families.checkpoint import best_architecture, name_map
 from etymon.families.family import LABELLED_HEADS
 from etymon.families.loading import HISTORY
-from etymon.families.model import FEATURES_KEY, PREFIX_KEY, Model
+from etymon.families.model import FEATURES_KEY, Model
 from etymon.families.remote_code import auto_map, code_file, needs_code
 from etymon.families.special_tokens import config_ids, generation_settings, reading_settings
 from etymon.files import finite, write_json
@@ -26,14 +26,6 @@ from etymon.plugin_settings import record_of
 
 # The last maps of a layer's parts, into which a residual scale can be multiplied.
 BRANCH_ENDS = ("attention.output.", "cross.output.", "feed_forward.outer.")
-CARD_TEMPLATE = Path(__file__).with_name("model_card.md")
-# The hub's names for what a task head does.
-PIPELINES = {
-    "classification": "text-classification",
-    "tagging": "token-classification",
-    "span": "question-answering",
-    "choice": "multiple-choice",
-}
 
 
 def save(
@@ -155,109 +147,3 @@ def save_published(model: Model, folder: str | Path) -> None:
     tensors = model.stored_tensors().items()
     body = {name: tensor.detach() for name, tensor in tensors if name.startswith("body.")}
     layout.write(folder, asdict(model.shape), model.family.names(model.shape).export(body))
-
-
-# --- the model card
-
-
-def model_card(
-    model: Model,
-    shape: Mapping[str, Any],
-    architecture: str | None,
-    history: Sequence[Mapping[str, Any]],
-    base: str,
-) -> str:
-    """README.md with front matter for the Hugging Face hub.
-
-    `architecture` is the class that opens the same folder, or None where Transformers has none. Of adapters,
-    `base` is the model that they belong to, and the class is its. Whatever is not known is said to be
-    missing.
-    """
-    from huggingface_hub import ModelCard, ModelCardData  # here: it costs a fifth of a second
-
-    last: Mapping[str, Any] = history[-1] if history else {}
-
-    def values_of(name: str) -> list[str] | None:
-        """What the author stated, of all trainings."""
-        return list(dict.fromkeys(value for entry in history for value in entry.get(name) or ())) or None
-
-    data = ModelCardData(
-        library_name="peft" if base else "etymon",
-        tags=["etymon", model.family.name],
-        license=last.get("license")
-        or "unknown",  # of this model, and not what an earlier one in its history had
-        language=values_of("language"),
-        datasets=values_of("datasets"),
-        pipeline_tag=_pipeline(model),
-    )
-    objective = _line(str(last.get("objective", "")))
-    if model.carried.get(PREFIX_KEY):
-        objective += " (it reads a prompt in both directions, which Transformers does not)"
-    if model.predicts_shifted:
-        objective += " (it predicts a masked token at the place before it, where Transformers does not look)"
-    tokenizer = {}
-    if model.tokenizer is not None:
-        tokenizer = {"kind": model.tokenizer.kind, "size": model.tokenizer.size}
-        growths = [
-            f"from {entry['grown']['from']:,} to {entry['grown']['to']:,} tokens on {entry['data']}"
-            for entry in history
-            if "grown" in entry
-        ]
-        tokenizer |= {"grown": ", then ".join(growths)} if growths else {}
-        if steps := model.tokenizer.normalise.steps:
-            tokenizer["normalised first"] = f"{', '.join(steps)}; Transformers does not: give it such text"
-    training = {k: v for k, v in (last.get("training") or {}).items() if v not in (None, [])}
-    card = ModelCard.from_template(
-        data,
-        template_path=str(CARD_TEMPLATE),
-        family=model.family,
-        parameters=f"{model.parameter_count():,}",
-        objective=objective,
-        base=_line(base),
-        quoted_base=json.dumps(base),
-        architecture=architecture,
-        data=str(last.get("data", "")).strip(),
-        seen=_rows({k: v for k, v in last.get("seen", {}).items() if k != "ended"}),
-        metrics=_rows(last.get("metrics")),
-        training=_rows(training),
-        shape=_rows(shape),
-        tokenizer=_rows(tokenizer),
-        licence=last.get("license"),
-    )
-    return f"{str(card).rstrip()}\n"
-
-
-def _pipeline(model: Model) -> str | None:
-    """What the hub calls the model's use; None where it has no word for it, as for a discriminator."""
-    if model.sentences.files:
-        return "sentence-similarity"
-    for head, name in PIPELINES.items():
-        if head in model.head_names:
-            return name
-    if "vocabulary" not in model.head_names:
-        return None if "replaced" in model.head_names else "feature-extraction"
-    if model.encoder_decoder:
-        return "text2text-generation"
-    return "text-generation" if "causal" in model.capabilities else "fill-mask"
-
-
-def _rows(table: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Rows of a table in Markdown, in which a bar would end a cell."""
-    rows = ((str(name).replace("_", " "), _format(value)) for name, value in (table or {}).items())
-    return [(_line(name).replace("|", "\\|"), _line(text).replace("|", "\\|")) for name, text in rows]
-
-
-def _format(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.5g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_format, value))
-    return "none" if value is None else str(value)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())

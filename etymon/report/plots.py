@@ -118,19 +118,45 @@ def loss_curve(
     return bare_svg(buffer.getvalue())
 
 
-def _style_axes(axes: Axes, x_label: str, y_label: str) -> None:
-    axes.set_xlabel(_literal(x_label), color=_MUTED)
-    axes.set_ylabel(_literal(y_label), color=_MUTED)
-    axes.grid(axis="y", color=_GRID, linewidth=0.8)
+def curve_image(series: Mapping[str, Points], x_label: str, y_label: str) -> bytes:
+    """A PNG of named series of (x, y) on white, for pages that show no SVG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # The colours of a light page.
+    colours = [colour for name, colour in _COLOURS.items() if name.startswith("series")]
+    with drawing_with("".join([*series, x_label, y_label]), _SETTINGS):
+        figure = Figure(figsize=(7.2, 4.0), layout="constrained", dpi=120)
+        axes = figure.add_subplot()
+        for index, (name, points) in enumerate(series.items()):
+            kept = thin_points(points)
+            marker = "o" if len(kept) == 1 else None
+            xs, ys = [x for x, _ in kept], [y for _, y in kept]
+            colour = colours[index % len(colours)]
+            axes.plot(xs, ys, color=colour, linewidth=1.8, marker=marker, label=_literal(name))
+        _style_axes(axes, x_label, y_label, _COLOURS["muted"], _COLOURS["grid"])
+        figure.patch.set_visible(True)
+        if len(series) > 1:
+            figure.legend(loc="outside upper left", ncols=3, frameon=False, handlelength=1.6)
+        buffer = io.BytesIO()
+        # Without the name of the software, the same data give the same bytes, which are then not sent twice.
+        FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _style_axes(axes: Axes, x_label: str, y_label: str, muted: str = _MUTED, grid: str = _GRID) -> None:
+    axes.set_xlabel(_literal(x_label), color=muted)
+    axes.set_ylabel(_literal(y_label), color=muted)
+    axes.grid(axis="y", color=grid, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.01)
-    axes.tick_params(colors=_MUTED, length=0, pad=6)
+    axes.tick_params(colors=muted, length=0, pad=6)
     axes.locator_params(axis="x", integer=True)  # there is no half step, nor half a layer
     axes.locator_params(axis="x", nbins=6)  # the numbers may be long
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     for side, spine in axes.spines.items():
         spine.set_visible(side == "bottom")
-        spine.set_color(_GRID)
+        spine.set_color(grid)
     axes.patch.set_visible(False)
     axes.figure.patch.set_visible(False)
 

@@ -12,7 +12,7 @@ VERB_GROUPS = {
     "Text and training": "tokenizer prepare pretrain finetune distill sweep compare",
     "Use a model": "generate fill predict translate summarize embed replaced prompt serve",
     "Measure a model": "evaluate score surprisal pairs probe context",
-    "Look inside, convert, extend": "show attention convert export new",
+    "Look inside, convert, extend": "show attention convert export push new",
 }
 """Verbs in the order in which people need them, by heading."""
 
@@ -146,6 +146,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("export runs/reviews/model --to torch --out reviews-torch", "a program that needs PyTorch alone"),
         ("export --list", "what every family and head can become"),
     ),
+    "push": (
+        ("push runs/gpt2-pocket ada/tiny-gpt2 --dry-run", "every file with its size; nothing is sent"),
+        ("push runs/gpt2-pocket ada/tiny-gpt2 --license cc-by-4.0 --private", "for yourself, for now"),
+    ),
     "new": (("new objective fill-in-the-middle", "fill_in_the_middle.py and its test"),),
     "show": (
         ("show runs/gpt2-pocket", "what a run or a folder holds"),
@@ -155,6 +159,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
 """Of every verb: command lines behind `etymon `, and what each is for."""
 
 NEEDED = {
+    "push": "dry_run private license language datasets revision milestones keep_card message",
     "tokenizer": "data size out family kind show from normalise limit",
     "prepare": "data tokenizer out validation",
     "plan": "size budget devices nodes words price length batch",

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from etymon.errors import EtymonError
+from etymon.families.card import model_card
 from etymon.families.model import Model
-from etymon.families.saving import model_card
 from tests import tiny
 from tests.verbs.small_runs import pretrain, with_test_sizes
 
