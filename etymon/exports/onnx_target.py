@@ -11,7 +11,14 @@ import numpy as np
 
 from etymon.exports.cache_program import CausalProgram, DecoderProgram, EncoderProgram
 from etymon.exports.onnx_files import merge_decoders, round_file, trace_onnx
-from etymon.exports.program import HeadProgram, no_program, pad_rows, program_inputs, split_answers
+from etymon.exports.program import (
+    HeadProgram,
+    no_program,
+    no_program_of_model,
+    pad_rows,
+    program_inputs,
+    split_answers,
+)
 from etymon.exports.target import EIGHT_BITS, EXACT, HALF, CheckInputs, ExportTarget
 from etymon.families.saving import save
 from etymon.files import remove, write_json
@@ -34,6 +41,9 @@ class OnnxTarget(ExportTarget):
 
     def unsupported(self, family: Family, head: str) -> str | None:
         return no_program(family, head)
+
+    def unsupported_model(self, model: Model, head: str) -> str | None:
+        return no_program_of_model(model, head)
 
     def write(self, model: Model, head: str, folder: Path, quantization: str) -> None:
         # Configuration and tokenizer as everywhere: both libraries begin with them.

@@ -34,6 +34,21 @@ def no_program(family: Family, head: str) -> str | None:
     return None
 
 
+def no_program_of_model(model: Model, head: str) -> str | None:
+    """The same of a model, whose shape or training may be one that no program follows."""
+    if (reason := no_program(model.family, head)) is not None:
+        return reason
+    if head in model.family.feature_heads:
+        return "its head reads features through recurrent layers: fine-tune without features"
+    if head == "vocabulary" and getattr(model.shape, "pointer", 0) > 0:
+        return "its pointer copies words of the text"
+    if head == "vocabulary" and model.reads_prefix:
+        return "it reads a prompt in both directions, and a runtime reads it from left to right"
+    if getattr(model.shape, "both_ways", False):
+        return "it reads half of its rows backwards"
+    return None
+
+
 @dataclass(frozen=True)
 class PaddedRows:
     """Rows of ids beside each other, zeros behind their ends, and 1 for tokens."""

@@ -33,7 +33,7 @@ class Tolerance:
 
 EXACT = Tolerance(worst=1e-4, agreement=0.999)
 HALF = Tolerance(worst=0.05, agreement=0.95)
-EIGHT_BITS = Tolerance(worst=0.25, agreement=0.8)
+EIGHT_BITS = Tolerance(worst=0.25, agreement=0.75)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from etymon.exports.program import HeadProgram, no_program, program_inputs, split_answers
+from etymon.exports.program import HeadProgram, no_program, no_program_of_model, program_inputs, split_answers
 from etymon.exports.target import CheckInputs, ExportTarget
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ class TorchTarget(ExportTarget):
 
     def unsupported(self, family: Family, head: str) -> str | None:
         return no_program(family, head)
+
+    def unsupported_model(self, model: Model, head: str) -> str | None:
+        return no_program_of_model(model, head)
 
     def write(self, model: Model, head: str, folder: Path, quantization: str) -> None:
         program = HeadProgram(model, head).eval()

@@ -131,6 +131,13 @@ class AdaptiveEmbedding(nn.Module):
             return vectors if self.maps is None else self.maps[0](vectors)
         assert self.maps is not None
         bins_N = bins_of(ids_N, self.edges)
+        if torch.compiler.is_compiling():  # an exported program cannot count: every table is asked for all
+            vectors_ND = ids_N.new_zeros(1, dtype=torch.float32)
+            for number, (table, to_width) in enumerate(zip(self.tables, self.maps, strict=True)):
+                start, stop = self.edges[number : number + 2]
+                mine_ND = to_width(table((ids_N - start).clamp(0, stop - start - 1)))
+                vectors_ND = torch.where((bins_N == number)[:, None], mine_ND, vectors_ND)
+            return vectors_ND
         # Sorted by bin, so that each table is read once; the way back is a gather as well (`permute`).
         order_N = bins_N.argsort(stable=True)
         sizes = torch.bincount(bins_N, minlength=len(self.tables)).tolist()

@@ -239,3 +239,15 @@ class PaddedPlaces(Places):
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
+
+
+class ZeroMemory:
+    """The memory of zeros that padded rows begin behind, where a model was trained so; nothing is added to
+    it."""
+
+    def __init__(self, zeros_RMD: Tensor, layers: int) -> None:
+        self.width = self.length = zeros_RMD.shape[1]
+        self.layers = [zeros_RMD] * layers
+
+    def missing(self, device: torch.device) -> None:
+        """Every cell is seen."""

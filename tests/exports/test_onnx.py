@@ -11,6 +11,7 @@ import etymon
 from etymon.exports.onnx_target import OnnxRunner
 from etymon.exports.writing import export_model, find_target
 from etymon.generation import DecodingSettings, generate_texts
+from tests import tiny
 from tests.exports.conftest import shaken_model
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
@@ -169,3 +170,16 @@ def test_sentences_are_vectors_after_mean_pooling(exported):
     states = session.run(None, given)[0][0, : len(row)]
     vector = etymon.embed(model, ["The river"], pooling="mean")[0]
     assert np.abs(states.mean(0) - vector).max() < 1e-5
+
+
+def test_adaptive_word_vectors_and_a_memory_of_zeros_are_exported(tmp_path, monkeypatch):
+    shape = {
+        **tiny.SHAPES["transformer-xl"],
+        "cutoffs": [100, 200],
+        "divisor": 2,
+        "zero_start": True,
+        "layers": 1,
+    }
+    monkeypatch.setitem(tiny.SHAPES, "transformer-xl", shape)
+    result = etymon.export(shaken_model("transformer-xl", "vocabulary"), to="onnx", out=tmp_path / "export")
+    assert result.check.worst < 1e-4 and result.check.agreement == 1.0

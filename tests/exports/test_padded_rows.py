@@ -9,11 +9,12 @@ import torch
 from etymon.exports import get_target
 from etymon.exports.cache_program import CausalProgram, DecoderProgram, EncoderProgram
 from etymon.exports.check import check_inputs, model_answers
-from etymon.exports.program import HeadProgram, pad_rows, program_inputs, split_answers
+from etymon.exports.program import HeadProgram, no_program_of_model, pad_rows, program_inputs, split_answers
 from etymon.exports.target import CheckInputs, exportable_heads
 from etymon.families import REGISTRY, get_family
 from etymon.nn.batch import Batch
 from etymon.nn.padded import padded_batch
+from tests import tiny
 from tests.exports.conftest import shaken_model
 
 CELLS = [
@@ -102,3 +103,25 @@ def test_positions_and_padding_of_roberta_are_told_by_the_mask():
     with torch.inference_mode():
         actual = model.answer("tagging", batch)[2:]
         torch.testing.assert_close(actual, model.answer("tagging", Batch.of([row])), atol=1e-5, rtol=1e-5)
+
+
+def test_a_memory_of_zeros_is_seen(monkeypatch):
+    plain = tiny.SHAPES["transformer-xl"]
+    monkeypatch.setitem(tiny.SHAPES, "transformer-xl", {**plain, "zero_start": True, "same_length": True})
+    model = shaken_model("transformer-xl", "states")
+    inputs = check_inputs(model, "states")[1]
+    with torch.inference_mode():
+        arrays = program_inputs(["input_ids", "attention_mask"], inputs)
+        actual = HeadProgram(model, "states")(*map(torch.from_numpy, arrays.values())).numpy()[0]
+    expected = model_answers(model, "states", inputs)[0]
+    assert np.abs(actual - expected).max() < 1e-5
+    model.body.zero_start = False
+    assert np.abs(model_answers(model, "states", inputs)[0] - expected).max() > 1e-3
+
+
+def test_what_no_program_follows_is_refused():
+    model = shaken_model("gpt2", "vocabulary")
+    assert no_program_of_model(model, "vocabulary") is None
+    model.reads_prefix = True
+    assert "both directions" in no_program_of_model(model, "vocabulary")
+    assert "token by token" in no_program_of_model(shaken_model("rnn", "vocabulary"), "vocabulary")

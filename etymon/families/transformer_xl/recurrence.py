@@ -18,6 +18,7 @@ from etymon.nn.blocks import Body, Stack
 from etymon.nn.cache import Places
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.memory import SegmentMemory, SlidingState
+from etymon.nn.padded import ZeroMemory
 from etymon.nn.relative import DistanceSinusoids, RelativeInputs, RelativeView
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class RecurrentStack(Stack):
             self.seen.extend(hidden)
         if decodes:
             state.advance(layout)
-        elif state is not None:
+        elif state is not None and not layout.is_padded:  # a program reads one segment
             # The inputs of the layers, not their outputs: each maps the past through its own matrices.
             state.extend([layout.pad(part) for part in hidden[:-1]], layout.lengths)
         return self.dropout(hidden[-1] if at is None else hidden[-1].index_select(0, at))
@@ -159,7 +160,7 @@ class RecurrentBody(Body):
         layout = batch.layout
         # A text by itself begins behind zeros, too, where a model was trained so.
         if state is None and self.zero_start and self.stack.memory:
-            state = self.remember(layout.rows)
+            state = self.remember(layout.rows) if not layout.is_padded else self._zeros(layout)
         if isinstance(state, SlidingState):
             state.reading = state.empty
         piece = max(state.reach, PIECE) if isinstance(state, SlidingState) and state.reach else layout.longest
@@ -174,6 +175,10 @@ class RecurrentBody(Body):
             pieces.append(super().forward(part, None, state, None if embedded is None else embedded[at_n]))
             places.append(at_n)
         return torch.cat(pieces)[torch.cat(places).argsort()]
+
+    def _zeros(self, layout: Layout) -> ZeroMemory:
+        width, like = self.stack.sinusoids.dim, next(self.parameters()).detach()
+        return ZeroMemory(like.new_zeros(layout.rows, self.stack.memory, width), len(self.stack.layers))
 
     @property
     def reach(self) -> int | None:
