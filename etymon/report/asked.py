@@ -71,7 +71,9 @@ def _reader(reader: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _summary(reader: Mapping[str, Any]) -> str:
-    questions = [question for question in reader["questions"] if question["rank"] is not None]
+    # By place: ELECTRA's masks are drawn with replacement, and one that is drawn twice is shown once.
+    by_place = {question["place"]: question for question in reader["questions"]}
+    questions = [question for question in by_place.values() if question["rank"] is not None]
     if questions:
         right = sum(question["rank"] == 1 for question in questions)
         return in_language(f"{right} of these {len(questions)} tokens are the model's first guess.")

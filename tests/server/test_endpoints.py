@@ -244,4 +244,4 @@ def test_explanations_are_those_of_explain(server: Running) -> None:
 
 def test_a_task_says_what_it_reads(server: Running) -> None:
     answer = server.post("/task", model="classifier").json()
-    assert answer == {"model": "classifier", "task": "classify", "columns": ["text"]}
+    assert answer == {"model": "classifier", "task": "classify", "columns": ["text"], "lists": []}
