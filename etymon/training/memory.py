@@ -51,6 +51,11 @@ def copy_without_values(unit: TrainingUnit) -> TrainingUnit:
                 blank = mode.from_tensor(parameter.detach())
                 memo[id(parameter)] = torch.nn.Parameter(blank, requires_grad=parameter.requires_grad)
             memo |= {id(buffer): mode.from_tensor(buffer) for buffer in module.buffers()}
+            # Tables that a part keeps for itself (sinusoids) are neither parameters nor buffers.
+            tables = [value for part in module.modules() for value in vars(part).values()]
+            memo |= {
+                id(table): mode.from_tensor(table) for table in tables if isinstance(table, torch.Tensor)
+            }
         return copy.deepcopy(unit, memo)
 
 
