@@ -8,6 +8,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -44,6 +45,7 @@ def test_translations_have_the_places_of_their_texts():
 def test_every_entry_is_chinese_and_stands_once():
     keys = [(context, text) for context, text, _ in ENTRIES]
     assert len({*keys}) == len(keys)
+    assert {context for context, _ in keys} <= {*get_args(language.Context)}, "an entry has lost its msgctxt"
     names = {"F1", "f1", "bleu", "chrf", "rougeL", "self-BLEU", "the hub"}
     for _, text, translation in ENTRIES:
         letters = re.search("[A-Za-z]{2}", language._PLACE.sub("", translation).replace("token", ""))
