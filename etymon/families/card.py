@@ -170,7 +170,7 @@ def _commands(model: Model, hub: HubStatements) -> list[str]:
     if "replaced" in heads:
         commands.append(f'etymon replaced {name} "..."')
     if heads & PIPELINES.keys():
-        commands.append(f"etymon predict {name} --file rows.jsonl")
+        commands.append(f"etymon predict {name} --data rows.csv")
     return commands
 
 
