@@ -166,4 +166,9 @@ STARTS: dict[str, dict[str, Any]] = {
         "electra", NEAR, *GENERATOR, f"phases=[{{share: 0.7, {FIRST}}}, {{share: 0.3}}]", length=64, batch=16
     ),
 }
-ARMS = CAUSES | LEVERS | STARTS
+# Pocket sizes as they are.
+POCKET: dict[str, dict[str, Any]] = {
+    f"{family}-pocket": now(family, length=64, batch=16)
+    for family in ("bert", "roberta", "albert", "distilbert", "electra", "xlnet")
+} | {f"{family}-pocket": now(family, **SHORT) for family in ("t5", "bart", "transformer")}
+ARMS = CAUSES | LEVERS | STARTS | POCKET

@@ -29,7 +29,7 @@ class TorchTarget(ExportTarget):
         return no_program(family, head)
 
     def unsupported_model(self, model: Model, head: str) -> str | None:
-        return no_program_of_model(model, head)
+        return self.unsupported(model.family, head) or no_program_of_model(model, head)
 
     def write(self, model: Model, head: str, folder: Path, quantization: str) -> None:
         program = HeadProgram(model, head).eval()

@@ -22,7 +22,7 @@ from etymon.families.card import HubStatements, model_card
 from etymon.families.checkpoint import class_names
 from etymon.families.imports import find_foreign
 from etymon.families.loading import MEMBERS, load
-from etymon.files import holds, read_json
+from etymon.files import holds, json_text, read_json
 from etymon.report.plots import curve_image
 from etymon.runs.milestones import KeptModel, list_milestones
 from etymon.runs.report import learning_curve
@@ -133,7 +133,7 @@ def _licence(place: Path, statements: CardStatements) -> str:
 def _history(place: Path) -> list[dict[str, Any]]:
     """How the model was trained, without paths."""
     path = place / "history.json"
-    note = json.loads(without_paths(json.dumps(read_json(path)))) if path.is_file() else {}
+    note = json.loads(without_paths(json_text(read_json(path)))) if path.is_file() else {}
     return [entry for entry in note.get("history") or () if isinstance(entry, dict)]
 
 
@@ -198,7 +198,7 @@ def _listed(files: Mapping[str, Path | bytes]) -> dict[str, Path | bytes]:
     if isinstance(content := files.get(MANIFEST), bytes):
         manifest = json.loads(content)
         manifest["files"] = sorted({*manifest.get("files", ()), *files})
-        result[MANIFEST] = f"{json.dumps(manifest, indent=2, ensure_ascii=False)}\n".encode()
+        result[MANIFEST] = f"{json_text(manifest, indent=2)}\n".encode()
     return result
 
 

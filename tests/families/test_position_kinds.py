@@ -93,7 +93,8 @@ def test_weights_survive_a_folder_that_says_what_it_is(family: str, kind: str, t
     if kind != "rotary":
         return
     transformers: Any = pytest.importorskip("transformers")
-    with pytest.raises(ValueError, match=model_type):
+    # It never takes it for the published architecture: code that computes it has to be trusted first.
+    with pytest.raises(ValueError, match="custom code"):
         transformers.AutoModel.from_pretrained(tmp_path)
 
 

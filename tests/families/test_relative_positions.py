@@ -93,7 +93,9 @@ def test_folders_of_transformers_4_are_opened(folder: Path, family: str, kind: s
 def test_transformers_5_does_not_open_what_it_would_compute_otherwise(family: str, tmp_path: Path) -> None:
     transformers: Any = pytest.importorskip("transformers")
     etymon.save(tiny(family, {"vocabulary"}, position_kind="relative_key"), tmp_path / "relative")
-    with pytest.raises(ValueError, match=f"etymon-{family}"):
+    config = json.loads((tmp_path / "relative" / "config.json").read_text())
+    assert config["model_type"] == f"etymon-{family}"
+    with pytest.raises(ValueError, match="custom code"):
         transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "relative")
     etymon.save(tiny(family, {"vocabulary"}), tmp_path / "learned")
     assert "position_embedding_type" not in json.loads((tmp_path / "learned" / "config.json").read_text())

@@ -47,6 +47,8 @@ COMMANDS: dict[str, list[str]] = {
     "predict": ["classifier", TEXT, "--task", "classify"],
     "evaluate": ["classifier", "--data", "TABLE", "--task", "classify"],
     "convert": ["gpt2", "OUT"],
+    "export": ["gpt2", "--to", "torch", "--out", "OUT"],
+    "push": ["gpt2", "somebody/model", "--license", "mit", "--dry-run"],
     "show": ["gpt2"],
     "pretrain": ["gpt2", "--from", "gpt2", "--data", "TEXT", "--length", "16", *RUN],
     "sweep": ["gpt2", "--from", "gpt2", "--data", "TEXT", "--length", "16", "--grid", "batch=4", "--budget", "1steps",
