@@ -73,7 +73,7 @@ docs: $(VENV)/.installed-test  ## the documentation as a site, in build/docs/ind
 	@echo "build/docs/index.html"
 
 check-gguf: $(VENV)/.installed-test .venv-llama/.installed  ## llama.cpp runs exports to GGUF: answers, greedy tokens, ids of 2,000 lines
-	ETYMON_LLAMA=.venv-llama OMP_NUM_THREADS=1 $(BIN)/pytest tests/exports/test_llama.py
+	ETYMON_LLAMA=.venv-llama OMP_NUM_THREADS=1 $(BIN)/pytest -m llama tests/exports/test_llama.py
 
 fuzz: $(VENV)/.installed-test  ## 10,000 damaged inputs through every verb (SEED=2 for others, CASE=7 for one of them again)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seed $(or $(SEED),1) $(if $(CASE),--case $(CASE))

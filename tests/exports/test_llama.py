@@ -28,6 +28,7 @@ pytest.importorskip("gguf", reason="gguf is not installed (etymon[gguf])")
 from etymon.exports.gguf_target import FILE, GgufTarget, compare_tokens
 from etymon.exports.llama_runner import ENVIRONMENT, LlamaRunner, find_llama
 
+pytestmark = pytest.mark.llama
 ROOT = Path(__file__).parents[2]
 BUILT = Path(os.environ.get(ENVIRONMENT, ROOT / ".venv-llama"))
 
