@@ -3,8 +3,7 @@
 GPT-2, BERT and T5, each at four sizes (GPT-2 at five) and four budgets of counted operations, on the same novels; a law of parameters and tokens is fitted to the
 losses of a family, with intervals by resampled residuals. Batch and rate follow the rules of `--size auto` (`etymon/runs/sizing.py`), and a few
 runs with half and twice the batch show what the rule for batches is worth. Operations are counted, not seconds, so runs may share the machine. Every run
-is kept in ETYMON_BENCH_RUNS and goes on where it was stopped: small budgets first. Arguments are families; `--table` prints what there is, `--write` puts
-the laws into the package and the picture into the documents.
+is kept in ETYMON_BENCH_RUNS and goes on where it was stopped. Arguments are families; `--table` prints what there is, `--write` writes laws and picture.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import pytest
 import etymon
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-PARTS = {"__init__", "__main__", "harness", "arms", "toy_data", "plain_mlm", "recipe_arms"}
+PARTS = {"__init__", "__main__", "harness", "arms", "toy_data", "plain_mlm", "recipe_arms", "servers"}
 EXPERIMENTS = (
     "encoders",
     "recipes",
