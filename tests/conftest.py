@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -13,6 +14,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Nothing in a test depends on what was measured on a machine.
 os.environ["ETYMON_PRODUCTS"] = "plain"
 os.environ["ETYMON_LANGUAGE"] = "en"  # whoever runs them: they read messages
+
+# torch.compile imports setuptools, which fails where a test has loaded the standard library's distutils first.
+with contextlib.suppress(ImportError):
+    import setuptools  # noqa: F401
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
