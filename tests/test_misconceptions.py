@@ -20,7 +20,7 @@ BLOCKS = [
 SHOWN = {
     ("misconceptions.md", "myths"): "■ · ·",
     ("misconceptions.md", "electra"): "discriminator reads",
-    ("misconceptions.md", "t5"): "all see all",
+    ("misconceptions.md", "t5"): "who sees whom (decoder sees encoder): all see all",
     ("misconceptions.md", "xl"): "sample 2 of 2",
     ("misconceptions.md", "xlnet"): "query stream",
     ("misconceptions.md", "tasks"): "native",
