@@ -5,7 +5,8 @@ options would, and new weights with the same tokenizer; both fine-tuned for 5.4 
 on rows that no choice looked at. Beside them a plain Transformers loop (`plain_mlm`), masked losses against the frequencies of words, and
 BLiMP's minimal pairs.
 Operations are counted, not seconds, so cells may share the machine. All is kept in ETYMON_BENCH_RUNS; the same command goes on, and given
-twice at a time it has two processes that share the families. Arguments are names of families, or `--table` to print what there is.
+twice at a time it has two processes that share the families. Arguments are names of families, `plain` for the plain loop, or `--table` to
+print what there is.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ class Cell:
     @property
     def name(self) -> str:
         return f"{self.family}-{self.task}-{self.start}-{self.seed}"
+
+    @property
+    def arm(self) -> str:
+        """What it is chosen by: its family, or `plain`, which takes longer than any of them."""
+        return PLAIN if self.start == PLAIN else self.family
 
     @property
     def language(self) -> str:
@@ -300,13 +306,13 @@ def table() -> None:
 
 def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
-    chosen = [name for name in arguments if not name.startswith("--")] or FAMILIES
+    chosen = [name for name in arguments if not name.startswith("--")] or (*FAMILIES, PLAIN)
     if "--table" not in arguments:
-        whole = [cell for cell in cells() if cell.family in chosen]
-        for family, seed in dict.fromkeys((cell.family, cell.seed) for cell in whole):
-            with tasks.taken(RUNS, f"{family}-{seed}") as mine:
+        whole = [cell for cell in cells() if cell.arm in chosen]
+        for arm, seed in dict.fromkeys((cell.arm, cell.seed) for cell in whole):
+            with tasks.taken(RUNS, f"{arm}-{seed}") as mine:
                 for cell in whole if mine else ():
-                    if (cell.family, cell.seed) == (family, seed):
+                    if (cell.arm, cell.seed) == (arm, seed):
                         try:
                             done(cell)
                         except etymon.EtymonError as error:
