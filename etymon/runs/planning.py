@@ -289,7 +289,7 @@ def measured_utilisation(plan: Plan, footprint: Footprint, peak: float) -> float
                 part.initialise()
         for value in unit.bridges.parameters():
             torch.nn.init.normal_(value, std=0.02)
-        optimiser = build_optimiser(unit, matching_choice(plan.optimiser, unit))
+        optimiser = build_optimiser(unit, matching_choice(plan.optimiser, unit), plan.precision)
         unit.train()
         start = time.perf_counter()
         for batch in (*earlier, first, *later):

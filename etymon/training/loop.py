@@ -113,7 +113,7 @@ class Trainer:
         """Whether a step may leave parameters out, such as heads of another phase."""
         self.device = next(unit.parameters()).device
         self.state = state or TrainingState()
-        self.optimiser = build_optimiser(unit, settings.optimiser)
+        self.optimiser = build_optimiser(unit, settings.optimiser, settings.precision)
         self.checkpoints = CheckpointWriter(folder, unit, self.optimiser, self.world)
         if optimiser_state is not None:
             copy_values(unit.bridges, take_prefixed(optimiser_state, BRIDGE))

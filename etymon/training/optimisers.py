@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from etymon.errors import EtymonError
+from etymon.nn.precision import Precision
 from etymon.registry import OPTIMISERS
 from etymon.settings.training import Hyperparameters, OptimiserSettings
 from etymon.training.shards import cut, norms, parts
@@ -62,8 +63,11 @@ class OptimiserChoice(Hyperparameters):
                 raise EtymonError(f"{name} cannot be below 0, and it is {getattr(self, name):g}")
 
 
-def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.Optimizer:
-    """The optimiser over the module's trainable parameters, after freezing those the choice names.
+def build_optimiser(
+    module: nn.Module, choice: OptimiserChoice, precision: Precision = "float32"
+) -> torch.optim.Optimizer:
+    """The optimiser over the module's trainable parameters, after freezing those the choice names. Parameters
+    and state are float32 in every `precision`; Muon's iterations are not.
 
     Every group has a `rate_share`: `set_rate` gives each its share of a step's learning rate.
     """
@@ -83,6 +87,8 @@ def build_optimiser(module: nn.Module, choice: OptimiserChoice) -> torch.optim.O
     if choice.name not in PUBLISHED:  # a plugin's need not have betas, but may ask for the rate
         options |= {"lr": choice.learning_rate}
         options = {name: options[name] for name in inspect.signature(make).parameters if name in options}
+    if choice.name == "muon":
+        options["precision"] = precision
     optimiser = make(parameter_groups(module, choice), **options)
     set_rate(optimiser, choice.learning_rate)
     return optimiser

@@ -210,8 +210,8 @@ class Muon(Optimiser):
 
     A matrix of r rows and c columns moves by rate * 0.2 * sqrt(max(r, c)) along the nearest orthogonal matrix
     to its momentum (Nesterov's, 0.95): about as far, by root mean square, as AdamW would move it, so that
-    AdamW's rate and weight decay carry over (Liu et al. 2025). (PyTorch's iterates in bfloat16, which a CPU
-    without instructions for it computes slowly or not at all, and leaves embeddings, norms and biases to a
+    AdamW's rate and weight decay carry over (Liu et al. 2025). (PyTorch's always iterates in bfloat16, which a
+    CPU without instructions for it computes slowly or not at all, and leaves embeddings, norms and biases to a
     second optimiser.)
     """
 
@@ -225,28 +225,32 @@ class Muon(Optimiser):
         for shape, alike in by_shape.items():
             together = max(1, STACKED // shape.numel())
             for first in range(0, len(alike), together):
-                self._move(alike[first : first + together], group["lr"], group["weight_decay"])
+                self._move(alike[first : first + together], group)
 
-    def _move(self, matrices: list[Any], rate: float, weight_decay: float) -> None:
+    def _move(self, matrices: list[Any], group: dict[str, Any]) -> None:
+        rate, weight_decay = group["lr"], group["weight_decay"]
         gradients = parts([matrix.grad for matrix in matrices])
         moments = parts(self.moments(matrices, "momentum"))
         torch._foreach_lerp_(moments, gradients, 1 - MOMENTUM)
         directions = torch._foreach_lerp(gradients, moments, MOMENTUM)
         # No part of a matrix can be made orthogonal by itself: every process gathers it, and keeps its part.
         whole_directions = [gather_whole(each, like) for each, like in zip(directions, matrices)]
-        updates = orthogonal(torch.stack(whole_directions))
+        # A small model's iterations take as long as its passes: where those are rounded, so are these.
+        is_rounded = group.get("precision") == "bf16" or matrices[0].is_cuda
+        updates = orthogonal(torch.stack(whole_directions), torch.bfloat16 if is_rounded else torch.float32)
         moved = [local(cut(update, like)) for update, like in zip(updates, matrices)]
         torch._foreach_mul_(parts(matrices), 1 - rate * weight_decay)
         alpha = -rate * 0.2 * max(matrices[0].shape) ** 0.5
         torch._foreach_add_(parts(matrices), moved, alpha=alpha)
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
-    """Roughly the nearest matrix with orthonormal rows or columns, by five Newton-Schulz iterations.
+def orthogonal(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Roughly the nearest matrix with orthonormal rows or columns, by five Newton-Schulz iterations, rounded
+    to `dtype` but for matrices of higher precision than float32.
 
     Of one matrix `[r, c]`, or of a stack of them.
     """
-    dtype = torch.bfloat16 if matrices.is_cuda else torch.promote_types(matrices.dtype, torch.float32)
+    dtype = dtype if matrices.dtype != torch.float64 else torch.float64
     stack = matrices if matrices.dim() == 3 else matrices[None]
     # Legend: S matrices of r rows and c columns, r <= c from here on.
     is_tall = stack.shape[1] > stack.shape[2]

@@ -235,11 +235,12 @@ def test_muon_is_pytorch_s_with_iterations_in_full_precision(monkeypatch: pytest
         torch.testing.assert_close(mine.weight, yours, rtol=1e-12, atol=1e-14)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(24, 24), (12, 40), (40, 12)])
-def test_newton_schulz_evens_singular_values_out(shape: tuple[int, int]) -> None:
+def test_newton_schulz_evens_singular_values_out(shape: tuple[int, int], dtype: torch.dtype) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    made = orthogonal(matrix)
+    made = orthogonal(matrix, dtype)
     assert made.dtype == torch.float32
     reached = torch.linalg.svdvals(made)
     assert float(reached[values > 0.05 * values[0]].min()) > 0.6 and float(reached.max()) < 1.3
@@ -260,6 +261,21 @@ def test_wide_matrices_turn_as_the_iteration_says(spread: float) -> None:
         expected = a * expected + (b * square + c * square @ square) @ expected
     torch.testing.assert_close(orthogonal(wide), expected, atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(orthogonal(wide.mT.float()), expected.mT.float(), atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("precision, dtype", [("float32", torch.float32), ("bf16", torch.bfloat16)])
+def test_muon_iterates_in_the_precision_of_the_run(precision: Any, dtype: torch.dtype) -> None:
+    module = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(16, 24, bias=False)])})
+    (weight,) = module.parameters()
+    before = weight.detach().clone()
+    weight.grad = torch.randn(24, 16, generator=torch.Generator().manual_seed(0))
+    choice = OptimiserChoice("muon", learning_rate=0.1, weight_decay=0.0)
+    build_optimiser(module, choice, precision).step()
+    moved = (before - weight.detach()) / (0.1 * 0.2 * 24**0.5)
+    torch.testing.assert_close(
+        moved, orthogonal(weight.grad * (0.05 * 0.95 + 0.05), dtype), atol=1e-5, rtol=0
+    )
+    assert weight.dtype == torch.float32
 
 
 def test_muon_takes_the_matrices_inside_layers_only() -> None:
