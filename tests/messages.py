@@ -134,6 +134,59 @@ def note_strings() -> set[Literals]:
     return {literals for literals in found if len(re.findall("[a-z]", "".join(literals))) > 3}
 
 
+def refusal_strings() -> set[Literals]:
+    """What refusals say, and the phrases that a function sets into its own."""
+    found: set[Literals] = set()
+    for _, tree in trees():
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                found |= _refusals_of(function)
+    names = re.compile(r"--[\w-]+( \w+)? $")  # an option before a text that has its own entry
+    return {literals for literals in found if len(re.findall("[a-z]", names.sub("", "".join(literals)))) > 3}
+
+
+def _refusals_of(function: ast.AST) -> set[Literals]:
+    phrases_of: dict[str, set[Literals]] = {}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for name in {getattr(target, "id", "") for target in targets}:
+                phrases_of.setdefault(name, set()).update(filter(_is_phrase, _shown_strings(node.value)))
+    found: set[Literals] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and node.args and _is_refusal(node):
+            found |= set(strings_in(node.args[0]))
+            for part in ast.walk(node.args[0]):
+                if isinstance(part, ast.FormattedValue):
+                    found |= set(filter(_is_phrase, _shown_strings(part.value)))
+                elif isinstance(part, ast.Name):
+                    found |= phrases_of.get(part.id, set())
+    return found
+
+
+def _shown_strings(node: ast.AST) -> Iterator[Literals]:
+    """The strings that an expression may become: not those that it is looked up or called with."""
+    if (found := literals_of(node)) is not None:
+        yield found
+    elif isinstance(node, ast.IfExp):
+        yield from [*_shown_strings(node.body), *_shown_strings(node.orelse)]
+    elif isinstance(node, ast.BoolOp):
+        yield from [found for value in node.values for found in _shown_strings(value)]
+    elif isinstance(node, ast.BinOp):
+        yield from [*_shown_strings(node.left), *_shown_strings(node.right)]
+
+
+def _is_phrase(literals: Literals) -> bool:
+    return re.search("[a-z]{2,} [a-z]{2,}|[a-z]{4,} $|^ [a-z]{4,}", "\0".join(literals)) is not None
+
+
+def _is_refusal(node: ast.Call) -> bool:
+    # `reading.refuse` takes the text of one; the server's `refuse` an answer for programs.
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr == "refuse"
+    return getattr(node.func, "id", "") in ("EtymonError", "Diverged")
+
+
 def page_strings() -> set[Literals]:
     """Titles, headings and captions of reports."""
     found: set[Literals] = set()
@@ -168,7 +221,7 @@ def entries(*contexts: str) -> list[str]:
 
 
 def missing(context: str) -> list[Literals]:
-    """What has no entry: of `help`, of notes (`message`), or of reports."""
+    """What has no entry: of `help`, of notes and refusals (`message`), or of reports."""
     known = entries(context)
     if context == "help":
         # Some list what is in a table of the library: their entries have a place for it.
@@ -178,8 +231,19 @@ def missing(context: str) -> list[Literals]:
             for text in help_texts()
         }
         return [(text,) for text in has_entry if not has_entry[text]]
-    strings = note_strings() if context == "message" else page_strings()
-    return sorted(literals for literals in strings if not any(can_make(literals, text) for text in known))
+    strings = note_strings() | refusal_strings() if context == "message" else page_strings()
+    missing = [literals for literals in strings if not any(can_make(literals, text) for text in known)]
+    # Some entries are of a whole message, with the phrases that the source sets into it.
+    inside = [literals for literals in missing if any(_has_phrase(text, literals) for text in known)]
+    return sorted(set(missing) - set(inside))
+
+
+def _has_phrase(text: str, literals: Literals) -> bool:
+    """Whether an entry has a phrase of a refusal in it, with places for its values."""
+    if not _is_phrase(literals):
+        return False
+    values = r"\{\w+\}".join(re.escape(part) for part in literals)
+    return re.search(values, text) is not None
 
 
 if __name__ == "__main__":

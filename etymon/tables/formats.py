@@ -139,13 +139,14 @@ def _json_objects(text: str, path: Path) -> Iterator[Record]:
             if is_deep(row):
                 raise RecursionError
         except (ValueError, RecursionError) as error:
-            line = getattr(error, "lineno", line)
+            place = f"{path}, line {getattr(error, 'lineno', line)}"
             raise EtymonError(
-                f"{path}, line {line} is not valid JSON ({json_fault(error)})", code="broken-table"
+                f"{place} is not valid JSON ({json_fault(error)})", code="broken-table"
             ) from error
+        place = f"{path}, line {line}"
         if not isinstance(row, dict):
-            raise EtymonError(f"{path}, line {line}: expected an object, and not {type(row).__name__}")
-        yield f"{path}, line {line}", row
+            raise EtymonError(f"{place}: expected an object, and not {type(row).__name__}")
+        yield place, row
 
 
 def is_squad(document: Any) -> bool:
