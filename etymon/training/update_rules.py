@@ -210,9 +210,9 @@ class Muon(Optimiser):
 
     A matrix of r rows and c columns moves by rate * 0.2 * sqrt(max(r, c)) along the nearest orthogonal matrix
     to its momentum (Nesterov's, 0.95): about as far, by root mean square, as AdamW would move it, so that
-    AdamW's rate and weight decay carry over (Liu et al. 2025). (PyTorch's always iterates in bfloat16, which a
-    CPU without instructions for it computes slowly or not at all, and leaves embeddings, norms and biases to a
-    second optimiser.)
+    AdamW's rate and weight decay carry over (Liu et al. 2025). (PyTorch's always iterates in bfloat16, which
+    a CPU without instructions for it computes slowly or not at all, and leaves embeddings, norms and biases
+    to a second optimiser.)
     """
 
     def update(self, parameters: list[Any], gradients: list[Tensor], group: dict[str, Any]) -> None:
