@@ -63,7 +63,8 @@ def check_cell(target: ExportTarget, family: str, head: str, quantization: str) 
         longest = check_inputs(model, head)[2]
         row = (list(longest.rows[0]) * LENGTH)[:LENGTH]
         written = None if longest.targets is None else [(list(longest.targets[0]) * LENGTH)[:LENGTH]] * ROWS
-        inputs = CheckInputs([row] * ROWS, written)
+        spelled = longest.letters and [longest.letters[0][:LENGTH]] * ROWS
+        inputs = CheckInputs([row] * ROWS, written, spelled)
         times: dict[str, float] = {"original": float("inf"), "runtime": float("inf")}
         for _ in range(REPEATS):
             for name, answer in (

@@ -6,17 +6,18 @@ Legend: N tokens, V words or other outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
-from etymon.exports.program import TOKEN_HEADS
+from etymon.exports.program import LETTERS, TOKEN_HEADS, read_words
 from etymon.exports.target import STATES, CheckInputs, ExportTarget, Runner, Tolerance
-from etymon.nn.batch import Batch
+from etymon.nn.batch import Batch, Letters
+from etymon.text.words import PADDING, letters
 
 if TYPE_CHECKING:
     from etymon.families.model import Model
@@ -63,7 +64,9 @@ def check_inputs(model: Model, head: str) -> list[CheckInputs]:
 
         for lengths in ((LENGTHS[0],), (LENGTHS[1],), (longest,), (longest, *reversed(LENGTHS))):
             targets = [[*start, *row][: len(row)] for row in rows(lengths[::-1], words)] if writes else None
-            checked.append(CheckInputs(rows(lengths), targets))
+            chosen = rows(lengths)
+            spelled = _spell_rows(model, chosen) if "letters" in model.capabilities else None
+            checked.append(CheckInputs(chosen, targets, spelled))
     return checked
 
 
@@ -82,11 +85,34 @@ def _token_ids(model: Model, text: str, count: int, *, source: bool) -> list[int
     return (ids * (count // len(ids) + 1))[:count]
 
 
+def _spell_rows(model: Model, rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """The letters of every token, `[tokens, 50]` a row; without a tokenizer, ids stand for some words."""
+    spelled = []
+    for row in rows:
+        if model.tokenizer is None:
+            spelled.append(np.stack([letters(f"word{number}") for number in row]).astype(np.int64))
+            continue
+        letters_UC, index_T = model.tokenizer.lexicon.spell(np.asarray(row))
+        missing = LETTERS - letters_UC.shape[1]
+        letters_UC = np.pad(letters_UC, ((0, 0), (0, missing)), constant_values=PADDING)
+        spelled.append(letters_UC[index_T].astype(np.int64))
+    return spelled
+
+
+def ragged_batch(inputs: CheckInputs) -> Batch:
+    """The rows without padding, with their letters where they are read."""
+    batch = Batch.of(inputs.rows)
+    if inputs.letters is None:
+        return batch
+    letters_NC, index_N = torch.from_numpy(np.concatenate(inputs.letters)), torch.arange(len(batch.ids))
+    return replace(batch, letters=Letters(letters_NC, index_N, index_N))
+
+
 @torch.inference_mode()
 def model_answers(model: Model, head: str, inputs: CheckInputs) -> list[np.ndarray]:
     """What the model itself says of every row, by its ragged path: `[outputs]` of heads that read one place
     of a row, else `[tokens, outputs]`."""
-    batch = Batch.of(inputs.rows)
+    batch = ragged_batch(inputs)
     if head == STATES:
         return _split(model.last_layer(batch), batch)
     if head == "vocabulary":
@@ -96,8 +122,7 @@ def model_answers(model: Model, head: str, inputs: CheckInputs) -> list[np.ndarr
             hidden_ND, _ = model.decode(batch, memory)
         else:
             hidden_ND, _ = model.hidden(batch)
-        vocabulary: Any = model.heads["vocabulary"]
-        return _split(vocabulary.logits(hidden_ND), batch)
+        return _split(read_words(model, hidden_ND), batch)
     outputs = model.answer(head, batch)
     if head in TOKEN_HEADS:
         return _split(outputs, batch)

@@ -4,12 +4,15 @@ them."""
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from etymon.exports.cache_program import CausalProgram, DecoderProgram, EncoderProgram
+from etymon.exports.check import model_answers
 from etymon.exports.onnx_files import merge_decoders, round_file, trace_onnx
 from etymon.exports.program import (
     HeadProgram,
@@ -17,11 +20,19 @@ from etymon.exports.program import (
     no_program_of_model,
     pad_rows,
     program_inputs,
+    read_words,
     split_answers,
 )
-from etymon.exports.target import EIGHT_BITS, EXACT, HALF, CheckInputs, ExportTarget
+from etymon.exports.state_program import (
+    MemoryProgram,
+    RecurrentDecoderProgram,
+    RecurrentEncoderProgram,
+    memory_length,
+)
+from etymon.exports.target import EIGHT_BITS, EXACT, HALF, STATES, CheckInputs, ExportTarget
 from etymon.families.saving import save
 from etymon.files import remove, write_json
+from etymon.nn.batch import Batch
 
 if TYPE_CHECKING:
     from etymon.families.family import Family
@@ -30,7 +41,12 @@ if TYPE_CHECKING:
 FILES = "onnx"
 """The folder in which Transformers.js looks for the files."""
 SIGNATURE = "signature.json"
-"""Beside them: the head that they compute."""
+"""Beside them: the head that they compute; where they remember, how many tokens at most (`memory`), and how
+many of zeros they begin behind (`zeros`)."""
+CARRIED = {"present": "past_key_values", "present_states": "past_states", "present_memory": "past_memory"}
+"""Outputs that the next call takes, and as what."""
+PIECES = 3
+"""In which rows are checked where a model carries something from call to call."""
 
 
 class OnnxTarget(ExportTarget):
@@ -53,10 +69,14 @@ class OnnxTarget(ExportTarget):
             remove(folder / name)
         files = folder / FILES
         files.mkdir()
-        write_json(files / SIGNATURE, {"head": head})
+        write_json(files / SIGNATURE, _signature(model, head))
         if head == "vocabulary" and keeps_keys(model):
             write = _write_encoder_decoder if model.encoder_decoder else _write_decoder
             write(model, files, quantization)
+        elif head == "vocabulary" and model.encoder_decoder:
+            _write_recurrent(model, files, quantization)
+        elif remembers(model, head):
+            _write_program(MemoryProgram(model, head), files / "model.onnx", quantization)
         else:
             program = HeadProgram(model, head, splits_axes=True)
             inputs, shapes = program.example()
@@ -64,8 +84,26 @@ class OnnxTarget(ExportTarget):
             trace_onnx(program, inputs, shapes, list(inputs), program.output_names, path)
             round_file(path, quantization)
 
+    def answers(self, model: Model, head: str, inputs: CheckInputs) -> list[np.ndarray]:
+        return (
+            read_in_pieces(model, head, inputs)
+            if remembers(model, head)
+            else model_answers(model, head, inputs)
+        )
+
     def open(self, folder: Path) -> OnnxRunner:
         return OnnxRunner(folder / FILES)
+
+
+def _signature(model: Model, head: str) -> dict[str, Any]:
+    if not remembers(model, head):
+        return {"head": head}
+    length = memory_length(model)
+    return {
+        "head": head,
+        "memory": length,
+        "zeros": length if getattr(model.body, "zero_start", False) else 0,
+    }
 
 
 def keeps_keys(model: Model) -> bool:
@@ -76,12 +114,45 @@ def keeps_keys(model: Model) -> bool:
     return "state" in model.capabilities and type(getattr(decoder, "stack", None)) is Stack
 
 
+def remembers(model: Model, head: str) -> bool:
+    """Whether an export reads a text in pieces, behind what it remembers of those before."""
+    return head in ("vocabulary", STATES) and memory_length(model) > 0
+
+
+@torch.inference_mode()
+def read_in_pieces(model: Model, head: str, inputs: CheckInputs) -> list[np.ndarray]:
+    """What the model itself says of rows that it reads in pieces."""
+    state, parts = model.remember(len(inputs.rows)), []
+    for begin, end in piece_borders(max(map(len, inputs.rows))):
+        batch = Batch.of([row[begin:end] for row in inputs.rows])
+        hidden_ND, _ = model.hidden(batch, state)
+        outputs = hidden_ND if head == STATES else read_words(model, hidden_ND)
+        parts.append([part.numpy() for part in outputs.split(batch.layout.lengths)])
+    return [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+
+
+def piece_borders(length: int) -> list[tuple[int, int]]:
+    """A row in three pieces, or fewer where it has fewer tokens."""
+    borders = [length * part // PIECES for part in range(PIECES + 1)]
+    return [(begin, end) for begin, end in pairwise(borders) if begin < end]
+
+
 def _write_decoder(model: Model, files: Path, quantization: str) -> None:
-    program = CausalProgram(model)
+    _write_program(CausalProgram(model), files / "model.onnx", quantization)
+
+
+def _write_program(program: Any, path: Path, quantization: str) -> None:
     inputs, shapes = program.example()
-    path = files / "model.onnx"
     trace_onnx(program, inputs, shapes, program.input_names, program.output_names, path)
     round_file(path, quantization)
+
+
+def _write_recurrent(model: Model, files: Path, quantization: str) -> None:
+    encoder, path = RecurrentEncoderProgram(model), files / "encoder_model.onnx"
+    inputs, shapes = HeadProgram(model, STATES).example()
+    trace_onnx(encoder, inputs, shapes, list(inputs), encoder.output_names, path)
+    round_file(path, quantization)
+    _write_program(RecurrentDecoderProgram(model), files / "decoder_model.onnx", quantization)
 
 
 def _write_encoder_decoder(model: Model, files: Path, quantization: str) -> None:
@@ -108,7 +179,8 @@ class OnnxRunner:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors alone
-        self.head: str = json.loads((files / SIGNATURE).read_text(encoding="utf-8"))["head"]
+        self.signature = json.loads((files / SIGNATURE).read_text(encoding="utf-8"))
+        self.head: str = self.signature["head"]
         self.sessions: dict[str, Any] = {
             path.stem.removesuffix("_quantized").removesuffix("_fp16"): onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
@@ -117,8 +189,12 @@ class OnnxRunner:
         }
 
     def answer(self, inputs: CheckInputs) -> list[np.ndarray]:
-        if "encoder_model" in self.sessions:
+        if "decoder_model" in self.sessions:
+            outputs = [self._write_from_states(inputs)]
+        elif "encoder_model" in self.sessions:
             outputs = [self._write_on(inputs)]
+        elif any("past_memory" in value.name for value in self.sessions["model"].get_inputs()):
+            outputs = [self._remember_pieces(inputs)]
         elif any("past_key" in value.name for value in self.sessions["model"].get_inputs()):
             outputs = [self._read_in_two(inputs)]
         else:
@@ -145,7 +221,45 @@ class OnnxRunner:
             }
             outputs = _run(session, given | caches)
             logits.append(outputs["logits"])
-            caches = _next_caches(outputs)
+            caches = _next_inputs(outputs)
+        return np.concatenate(logits, 1)
+
+    def _remember_pieces(self, inputs: CheckInputs) -> np.ndarray:
+        session, padded, outputs = self.sessions["model"], pad_rows(inputs.rows), []
+        rows, length = padded.ids_RT.shape
+        # Models that were trained behind zeros begin with as many as they remember.
+        zeros = self.signature["zeros"]
+        memory = {
+            value.name: np.zeros((rows, zeros, value.shape[2]), np.float32)
+            for value in session.get_inputs()
+            if "past_memory" in value.name
+        }
+        mask = np.ones((rows, zeros), np.int64)
+        for begin, end in piece_borders(length):
+            mask = np.concatenate([mask, padded.mask_RT[:, begin:end]], 1)
+            given = {"input_ids": padded.ids_RT[:, begin:end], "attention_mask": mask}
+            given["token_type_ids"] = np.zeros_like(given["input_ids"])
+            names = {value.name for value in session.get_inputs()}
+            answers = _run(session, {name: part for name, part in given.items() if name in names} | memory)
+            outputs.append(next(iter(answers.values())))
+            memory = _next_inputs(answers)
+            # As many cells as are remembered now: older ones were dropped.
+            mask = mask[:, mask.shape[1] - memory["past_memory.0"].shape[1] :]
+        return np.concatenate(outputs, 1)
+
+    def _write_from_states(self, inputs: CheckInputs) -> np.ndarray:
+        assert inputs.targets is not None
+        source, ids_RT = pad_rows(inputs.rows), pad_rows(inputs.targets).ids_RT
+        encoder, decoder = self.sessions["encoder_model"], self.sessions["decoder_model"]
+        read = _run(encoder, {"input_ids": source.ids_RT, "attention_mask": source.mask_RT})
+        states, logits = _next_inputs(read), []
+        given = {"encoder_hidden_states": read["last_hidden_state"], "encoder_attention_mask": source.mask_RT}
+        given |= {name: part for name, part in read.items() if name == "encoder_keys"}
+        given = {name: given[name] for name in given.keys() & {value.name for value in decoder.get_inputs()}}
+        for begin, end in piece_borders(ids_RT.shape[1]):
+            outputs = _run(decoder, {"input_ids": ids_RT[:, begin:end]} | given | states)
+            logits.append(outputs["logits"])
+            states = _next_inputs(outputs)
         return np.concatenate(logits, 1)
 
     def _write_on(self, inputs: CheckInputs) -> np.ndarray:
@@ -168,7 +282,7 @@ class OnnxRunner:
             }
             outputs = _run(decoder, given | caches)
             logits.append(outputs["logits"])
-            caches = _next_caches(outputs)
+            caches = _next_inputs(outputs)
         return np.concatenate(logits, 1)
 
 
@@ -183,6 +297,11 @@ def _empty_caches(session: Any, rows: int) -> dict[str, np.ndarray]:
     return {value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), np.float32) for value in values}
 
 
-def _next_caches(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    names = [name for name in outputs if name.startswith("present")]
-    return {name.replace("present", "past_key_values"): outputs[name] for name in names}
+def _next_inputs(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What a call gives and the next one takes."""
+    carried = {}
+    for name, array in outputs.items():
+        kind, _, rest = name.partition(".")
+        if kind in CARRIED:
+            carried[f"{CARRIED[kind]}.{rest}"] = array
+    return carried

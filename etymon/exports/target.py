@@ -39,10 +39,11 @@ EIGHT_BITS = Tolerance(worst=0.25, agreement=0.75)
 @dataclass(frozen=True)
 class CheckInputs:
     """Rows of token ids, special tokens included; of an encoder-decoder with a vocabulary also what its
-    decoder reads (`targets`)."""
+    decoder reads (`targets`), and of a model that reads letters those of every token, `[tokens, 50]`."""
 
     rows: Sequence[Sequence[int]]
     targets: Sequence[Sequence[int]] | None = None
+    letters: Sequence[np.ndarray] | None = None
 
 
 class Runner(Protocol):

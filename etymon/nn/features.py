@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from etymon.nn.batch import Batch, Layout
 from etymon.nn.initialise import Filler, constant, open_forget_gates, orthogonal, xavier
 from etymon.nn.layers import Dropout, Embedding, Linear
+from etymon.nn.padded import PaddedLayout
+from etymon.nn.padded_recurrent import make_packing
 from etymon.nn.precision import widen
-from etymon.nn.recurrent import Packing, recurrent
+from etymon.nn.recurrent import recurrent
 from etymon.settings.adapters import FeatureSettings
 
 JOINED = 4
@@ -76,11 +78,11 @@ class FeatureHead(nn.Module):
     def forward(self, layers_ND: Sequence[Tensor], batch: Batch, at: Tensor | None = None) -> Tensor:
         """`[R, outputs]` if pooled, else `[N, outputs]`, or `[n, outputs]` at the flat positions `at`. The
         input of the first layer is the first of the layers."""
-        if batch.hidden_keys is not None:
+        if batch.hidden_keys is not None and not batch.layout.is_padded:
             raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
         layers_ND = [widen(x_ND) for x_ND in layers_ND]  # the LSTMs compute in float32
         # Packed rows: the LSTMs compute no padding.
-        packing = Packing(batch.layout)
+        packing = make_packing(batch.layout)
         x_NH = packing.pack(self._inputs(layers_ND, batch))
         for lstm in self.lstms:
             x_NH, _ = packing.run(lstm, x_NH)
@@ -119,6 +121,9 @@ class FeatureHead(nn.Module):
 
 def _largest(x_NH: Tensor, layout: Layout) -> Tensor:
     """The largest value of every dimension in every row; of an empty one, 0."""
+    if isinstance(layout, PaddedLayout):
+        padding_RT1 = ~layout.visible_RT[..., None]
+        return layout.pad(x_NH).masked_fill(padding_RT1, torch.finfo(x_NH.dtype).min).amax(1)
     row_NH = layout.row[:, None].expand_as(x_NH)
     # A scatter over flat tokens: rows of any length, no padding.
     blank_RH = x_NH.new_zeros(layout.rows, x_NH.shape[1])

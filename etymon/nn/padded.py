@@ -241,13 +241,20 @@ class PaddedPlaces(Places):
         self.layout = layout
 
 
-class ZeroMemory:
-    """The memory of zeros that padded rows begin behind, where a model was trained so; nothing is added to
-    it."""
+class PaddedMemory:
+    """What every layer remembers of padded rows, `[R, M, D]`, as a program takes and gives it: up to `length`
+    tokens, of which `missing_RM` are none (None: all are)."""
 
-    def __init__(self, zeros_RMD: Tensor, layers: int) -> None:
-        self.width = self.length = zeros_RMD.shape[1]
-        self.layers = [zeros_RMD] * layers
+    def __init__(self, layers: Sequence[Tensor], length: int, missing_RM: Tensor | None = None) -> None:
+        self.layers, self.length = list(layers), length
+        self.width, self._missing_RM = layers[0].shape[1], missing_RM
 
-    def missing(self, device: torch.device) -> None:
-        """Every cell is seen."""
+    def missing(self, device: torch.device) -> Tensor | None:
+        return self._missing_RM
+
+    def extend(self, inputs: Sequence[Tensor], lengths: Sequence[int]) -> None:
+        """Adds a segment: every layer's inputs `[R, Q, D]`, padding included."""
+        whole = [torch.cat(pair, 1) for pair in zip(self.layers, inputs, strict=True)]
+        # By a number of cells from the left: a program does not know whether there are more than are kept.
+        first = torch.sym_max(whole[0].shape[1] - self.length, 0)
+        self.layers = [part_RSD[:, first:] for part_RSD in whole]

@@ -79,7 +79,9 @@ def gru_step(gates_nG: Tensor, own_nG: Tensor, h_nD: Tensor) -> Tensor:
     return torch.lerp(candidate, h_nD, torch.sigmoid(update + own_update))
 
 
-def lstm_step(gates_nG: Tensor, c_nD: Tensor) -> tuple[Tensor, Tensor]:
+def lstm_step(gates_nG: Tensor, c_nD: Tensor, clip: float | None = None) -> tuple[Tensor, Tensor]:
+    """The output and the cells, which may be clipped."""
     enter, forget, new, out = gates_nG.chunk(4, -1)
     c_nD = torch.sigmoid(forget) * c_nD + torch.sigmoid(enter) * torch.tanh(new)
+    c_nD = c_nD if clip is None else c_nD.clamp(-clip, clip)
     return torch.sigmoid(out) * torch.tanh(c_nD), c_nD

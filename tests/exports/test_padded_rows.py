@@ -124,4 +124,3 @@ def test_what_no_program_follows_is_refused():
     assert no_program_of_model(model, "vocabulary") is None
     model.reads_prefix = True
     assert "both directions" in no_program_of_model(model, "vocabulary")
-    assert "token by token" in no_program_of_model(shaken_model("rnn", "vocabulary"), "vocabulary")

@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from etymon.families.elmo.padded_lstm import run_padded
 from etymon.nn.batch import Batch
 from etymon.nn.layers import Dropout
+from etymon.nn.padded_recurrent import make_packing
 from etymon.nn.precision import ComputesInPrecision
 from etymon.nn.recurrent import Packing
 
@@ -253,14 +255,18 @@ class TwoWayStack(ComputesInPrecision, nn.Module):
         like = next(self.parameters()).detach()
         widths = self.shape.dim, self.shape.cells
         hidden_LGRP, cell_LGRC = (like.new_zeros(len(self.layers), 2, rows, width) for width in widths)
-        return LstmState(hidden_LGRP, cell_LGRC, [0] * rows)
+        # A program's number of rows is a symbol, which no list can have.
+        return LstmState(hidden_LGRP, cell_LGRC, [0] * rows if isinstance(rows, int) else ())
 
     def forward(
         self, x_ND: Tensor, batch: Batch, memory: Any = None, state: LstmState | None = None
     ) -> Tensor:
         # The same for all layers, and for every pass over the batch.
         if "packings" not in batch.views:
-            batch.views["packings"] = Packing(batch.layout), Packing(batch.layout, backwards=True)
+            batch.views["packings"] = (
+                make_packing(batch.layout),
+                make_packing(batch.layout, backwards=True),
+            )
         packings: tuple[Packing, Packing] = batch.views["packings"]
         ahead = packings[0]  # rows and steps are the same in both
         old = state or self.start(batch.layout.rows)
@@ -270,10 +276,11 @@ class TwoWayStack(ComputesInPrecision, nn.Module):
         ways = [packing.pack(x_NP) for x_NP, packing in zip(x_ND.chunk(2, -1), packings, strict=True)]
         for number, layer in enumerate(self.layers):
             ways = [self.dropout(x_NP) for x_NP in ways]
-            y_GNP, hidden_GRP, cell_GRC = run(
+            run_all: Any = run_padded if batch.layout.is_padded else run
+            y_GNP, hidden_GRP, cell_GRC = run_all(
                 list(layer.values()),  # type: ignore[operator]
                 ways,
-                ahead.steps,
+                packings if batch.layout.is_padded else ahead.steps,
                 old.hidden_LGRP[number][:, ahead.rows],
                 old.cell_LGRC[number][:, ahead.rows],
                 self.shape.cell_clip,

@@ -5,17 +5,28 @@ Legend: M source tokens, R rows, E width of words, H of annotations.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch
 from etymon.nn.layers import Dropout, Embedding
-from etymon.nn.recurrent import Packing, recurrent
+from etymon.nn.padded_recurrent import make_packing
+from etymon.nn.recurrent import recurrent
 
 if TYPE_CHECKING:
     from etymon.families.rnn import Shape
+
+
+@dataclass
+class FinalMemory(Memory):
+    """An encoder's output with the last states of its layers: of every layer the hidden one, of an LSTM the
+    cell, too."""
+
+    final: list[tuple[Tensor, ...]]
 
 
 class RecurrentEncoder(nn.Module):
@@ -45,9 +56,9 @@ class RecurrentEncoder(nn.Module):
         self, batch: Batch, embedded: Tensor | None = None
     ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         # A hidden token would pass through the states all the same: nothing masks a recurrence.
-        if batch.hidden_keys is not None:
+        if batch.hidden_keys is not None and not batch.layout.is_padded:
             raise ValueError("recurrent layers read ragged rows, not a rectangle with padding")
-        packing, finals = Packing(batch.layout, backwards=self.backwards), []
+        packing, finals = make_packing(batch.layout, backwards=self.backwards), []
         x_ME = self.dropout(self.look_up(batch) if embedded is None else embedded)
         if self.seen is not None and self.width == x_ME.shape[1]:
             self.seen.append(x_ME)

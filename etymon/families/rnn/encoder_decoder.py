@@ -12,7 +12,6 @@ layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,24 +19,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from etymon.families.rnn.alignment import Alignment, Readout
-from etymon.families.rnn.state import RecurrentState, Source, States, concatenate_states, pick_states
+from etymon.families.rnn.encoder import FinalMemory
+from etymon.families.rnn.state import (
+    PaddedRecurrentState,
+    RecurrentState,
+    Source,
+    States,
+    concatenate_states,
+    pick_states,
+)
+from etymon.families.rnn.steps import StepMaps, StepStates, join_query
 from etymon.nn.attention import Memory
 from etymon.nn.batch import Batch
 from etymon.nn.blocks import EncoderDecoder
 from etymon.nn.layers import Dropout, Embedding, Linear
+from etymon.nn.padded_recurrent import make_packing, scan_steps
 from etymon.nn.precision import ComputesInPrecision
 from etymon.nn.recurrent import Packing, gru_step, lstm_step, recurrent
 
 if TYPE_CHECKING:
     from etymon.families.rnn import Shape
-
-
-@dataclass
-class FinalMemory(Memory):
-    """An encoder's output with the last states of its layers: of every layer the hidden one, of an LSTM the
-    cell, too."""
-
-    final: list[tuple[Tensor, ...]]
 
 
 class RecurrentDecoder(ComputesInPrecision, nn.Module):
@@ -98,41 +99,45 @@ class RecurrentDecoder(ComputesInPrecision, nn.Module):
         self,
         batch: Batch,
         memory: FinalMemory,
-        state: RecurrentState | None = None,
+        state: RecurrentState | PaddedRecurrentState | None = None,
         embedded: Tensor | None = None,
     ) -> Tensor:
         if state is not None and state.source is not None and state.now is not None:
             source, begin = state.source, state.now
         else:
-            source, begin = self._source(memory), self._first_states(memory)
+            source, begin = self.read_source(memory), self.first_states(memory)
             if state is not None:
                 state.begin(source, begin)
-        packing = Packing(batch.layout)
+        packing = make_packing(batch.layout)
         y_NE = self.dropout(self.look_up(batch) if embedded is None else embedded)
         if self.seen is not None:
             self.seen.append(y_NE)
         # Only a running decode needs the states behind every token; training does not.
         if state is None and not self.feed_dim and self.order != "bahdanau":
             return self.enter(self._all_steps(batch, packing, y_NE, source, begin))
-        out_NF, states = self._step_by_step(batch, packing, y_NE, source, begin)
+        run = self._padded_steps if batch.layout.is_padded else self._step_by_step
+        out_NF, states = run(batch, packing, y_NE, source, begin)
         if state is not None:
             state.advance(batch.layout, states)
         return self.enter(out_NF)
 
-    def _source(self, memory: FinalMemory) -> Source:
+    def read_source(self, memory: FinalMemory) -> Source:
+        """What steps attend to."""
         layout = memory.batch.layout
         values_RTH = memory.final[-1][0][:, None] if self.alignment is None else layout.pad(memory.hidden_MD)
-        lengths_R = torch.tensor(layout.lengths, device=layout.device, dtype=values_RTH.dtype)
-        source = Source(values_RTH, lengths_R, tuple(range(layout.rows)))
+        lengths_R = layout.real.sum(1) if layout.is_padded else torch.tensor(layout.lengths)
+        numbers = () if layout.is_padded else tuple(range(layout.rows))
+        source = Source(values_RTH, lengths_R.to(values_RTH), numbers)
         if self.alignment is not None:
             # U h of the concat score: once a source, not once a step.
             source.keys_RTA = self.alignment.keys(values_RTH)
-            source.missing_RT = None if layout.equal else ~layout.real
+            source.missing_RT = None if layout.equal and not layout.is_padded else ~layout.real
         return source
 
-    def _first_states(self, memory: FinalMemory) -> States:
+    def first_states(self, memory: FinalMemory) -> States:
+        """What the first step begins with."""
         final = memory.final
-        rows = len(final[-1][0])
+        rows = final[-1][0].shape[0]
         if self.bridge is None:
             states = [torch.stack(parts) for parts in zip(*final, strict=True)]
         else:
@@ -143,8 +148,8 @@ class RecurrentDecoder(ComputesInPrecision, nn.Module):
                 mapped_R = torch.cat([mapped_R, self.cell_bridge(last_R[1])], -1)
             # Hidden states of all layers, then an LSTM's cells, which do not go through tanh.
             width: Any = self.layers[0].hidden_size
-            parts = mapped_R.view(rows, -1, len(self.layers), width).permute(1, 2, 0, 3)
-            states = [parts[0].tanh(), *parts[1:]]
+            parts = mapped_R.unflatten(-1, (-1, len(self.layers), width)).permute(1, 2, 0, 3)
+            states = [parts[0].tanh(), *(parts[1:] if len(parts) > 1 else ())]
         return [*states, states[0].new_zeros(1, rows, self.feed_dim)] if self.feed_dim else states
 
     def _read(self, x_NX: Tensor) -> Tensor:
@@ -186,77 +191,94 @@ class RecurrentDecoder(ComputesInPrecision, nn.Module):
         self, batch: Batch, packing: Packing, y_NE: Tensor, source: Source, begin: States
     ) -> tuple[Tensor, States]:
         y_NE, source, begin = packing.pack(y_NE), source.at(packing.rows), pick_states(begin, packing.rows)
-        bottom: Any = self.layers[0]
-        embedding = y_NE.shape[-1]
-        # The words' part of the first layer's gates, for all steps in one product.
-        gates_NG = F.linear(y_NE, bottom.weight_ih_l0[:, :embedding], bottom.bias_ih_l0)
-        weight_extra = bottom.weight_ih_l0[:, embedding:]
-        joint, sizes = self._joint_query()
-        h, c = list(begin[0]), list(begin[1]) if self.kind == "lstm" else []
-        fed_nF = begin[-1][0] if self.feed_dim else None
+        maps = self._step_maps(y_NE)
+        states = StepStates.of(begin, self.kind == "lstm", bool(self.feed_dim))
         reads, carried = [], []
         weights: list[Tensor] = []
         for start, stop in packing.steps:
             size = stop - start  # rows are the longest first: those that have ended are the last ones
-            h, c, now = [part[:size] for part in h], [part[:size] for part in c], source.first(size)
-            before_nD, gates_nG, context_nH, recurrent_nG = h[-1], gates_NG[start:stop], None, None
-            if self.order == "bahdanau":
-                query_nA = None
-                if sizes is not None:
-                    query_nA, recurrent_nG = F.linear(before_nD, *joint).split(sizes, -1)
-                context_nH = self._attend(before_nD, now, weights, query_nA)
-            elif self.order == "none":
-                context_nH = now.values_RTH[:, 0]
-            extra = context_nH if fed_nF is None else fed_nF[:size]
-            if extra is not None:
-                gates_nG = gates_nG + F.linear(extra, weight_extra)
-            for number in range(len(self.layers)):
-                layer: Any = self.layers[number]
-                if number:
-                    gates_nG = F.linear(self.dropout(h[number - 1]), layer.weight_ih_l0, layer.bias_ih_l0)
-                if recurrent_nG is None or number < len(self.layers) - 1:
-                    state_nG = F.linear(h[number], layer.weight_hh_l0, layer.bias_hh_l0)
-                else:
-                    state_nG = recurrent_nG
-                if self.kind == "gru":
-                    h[number] = gru_step(gates_nG, state_nG, h[number])
-                else:
-                    h[number], c[number] = lstm_step(gates_nG + state_nG, c[number])
-            if self.order == "luong":
-                read_nX = torch.cat([self._attend(h[-1], now, weights), h[-1]], -1)
-                if self.feed_dim:
-                    fed_nF = read_nX = self.dropout(self.readout(read_nX))
-            else:
-                assert context_nH is not None
-                read_nX = torch.cat([before_nD, y_NE[start:stop], context_nH], -1)
-            reads.append(read_nX)
-            states = [torch.stack(part) for part in (h, c) if part]
-            carried.append(states if fed_nF is None else [*states, fed_nF[None]])
+            states, now = states.first(size), source.first(size)
+            reads.append(self._step(maps, states, y_NE[start:stop], maps.gates[start:stop], now, weights))
+            carried.append(states.stacked())
         if self.alignment is not None and self.alignment.seen is not None:
             rows = batch.layout.rows
             # Later steps have fewer rows: the weights of those that have ended are zeros.
             padded = [F.pad(part_n1T, (0, 0, 0, 0, 0, rows - len(part_n1T))) for part_n1T in weights]
             self.alignment.seen.append(torch.cat(padded, 1)[packing.back][:, None])
-        states = pick_states(concatenate_states(carried), packing.inverse)
+        behind = pick_states(concatenate_states(carried), packing.inverse)
         if self.seen is not None:
-            self.seen += list(states[0])
+            self.seen += list(behind[0])
         read_NX = packing.flat(torch.cat(reads))
         if self.feed_dim and self.seen is not None:
             self.seen.append(read_NX)
-        return read_NX if self.feed_dim else self._read(read_NX), states
+        return read_NX if self.feed_dim else self._read(read_NX), behind
 
-    def _joint_query(self) -> tuple[tuple[Tensor, Tensor], list[int] | None]:
-        """The query's map and the last layer's recurrent one, both of the state before, as one product, and
-        how it splits; None for the latter if there is no such query."""
-        layer: Any = self.layers[-1]
-        weight, bias = layer.weight_hh_l0, layer.bias_hh_l0
-        query = None if self.alignment is None or self.order != "bahdanau" else self.alignment.query
-        if type(query) is not Linear:  # there is none, or it has eight bits or an adapter
-            return (weight, bias), None
-        query_bias = bias.new_zeros(query.out_features) if query.bias is None else query.bias
-        # Both read the state before: one product a step instead of two.
-        joint = torch.cat([query.weight, weight]), torch.cat([query_bias, bias])
-        return joint, [len(query.weight), len(weight)]
+    def _padded_steps(
+        self, batch: Batch, packing: Packing, y_NE: Tensor, source: Source, begin: States
+    ) -> tuple[Tensor, States]:
+        """The same of rows with padding; states are those behind the last step."""
+        y_TRE = packing.pack(y_NE)
+        maps = self._step_maps(y_TRE)
+        lstm, feeds = self.kind == "lstm", bool(self.feed_dim)
+
+        def step(carried: list[Tensor], now: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+            states = StepStates.of(carried, lstm, feeds)
+            read_RX = self._step(maps, states, now[0], now[1], source, [])
+            return states.stacked(), read_RX
+
+        last, read_TRX = scan_steps(step, list(begin), [y_TRE, maps.gates])
+        read_NX = packing.flat(read_TRX)
+        return read_NX if self.feed_dim else self._read(read_NX), last
+
+    def _step_maps(self, y_NE: Tensor) -> StepMaps:
+        bottom: Any = self.layers[0]
+        words = y_NE.shape[-1]
+        # The words' part of the first layer's gates, for all steps in one product.
+        gates = F.linear(y_NE, bottom.weight_ih_l0[:, :words], bottom.bias_ih_l0)
+        query = self.alignment.query if self.alignment is not None and self.order == "bahdanau" else None
+        return StepMaps(gates, bottom.weight_ih_l0[:, words:], *join_query(self.layers[-1], query))
+
+    def _step(
+        self,
+        maps: StepMaps,
+        states: StepStates,
+        y_nE: Tensor,
+        gates_nG: Tensor,
+        source: Source,
+        weights: list[Tensor],
+    ) -> Tensor:
+        """What the words of one step are read from, `[n, X]`; `states` are then those behind it."""
+        h, c = states.hidden, states.cells
+        before_nD, context_nH, recurrent_nG = h[-1], None, None
+        if self.order == "bahdanau":
+            query_nA = None
+            if maps.sizes is not None:
+                query_nA, recurrent_nG = F.linear(before_nD, *maps.joint).split(maps.sizes, -1)
+            context_nH = self._attend(before_nD, source, weights, query_nA)
+        elif self.order == "none":
+            context_nH = source.values_RTH[:, 0]
+        extra = context_nH if states.fed is None else states.fed
+        if extra is not None:
+            gates_nG = gates_nG + F.linear(extra, maps.extra)
+        for number in range(len(self.layers)):
+            layer: Any = self.layers[number]
+            if number:
+                gates_nG = F.linear(self.dropout(h[number - 1]), layer.weight_ih_l0, layer.bias_ih_l0)
+            if recurrent_nG is None or number < len(self.layers) - 1:
+                state_nG = F.linear(h[number], layer.weight_hh_l0, layer.bias_hh_l0)
+            else:
+                state_nG = recurrent_nG
+            if self.kind == "gru":
+                h[number] = gru_step(gates_nG, state_nG, h[number])
+            else:
+                h[number], c[number] = lstm_step(gates_nG + state_nG, c[number])
+        if self.order != "luong":
+            assert context_nH is not None
+            return torch.cat([before_nD, y_nE, context_nH], -1)
+        read_nX = torch.cat([self._attend(h[-1], source, weights), h[-1]], -1)
+        if self.feed_dim:
+            states.fed = read_nX = self.dropout(self.readout(read_nX))
+        return read_nX
 
     def _attend(
         self, s_nD: Tensor, source: Source, weights: list[Tensor], query_nA: Tensor | None = None

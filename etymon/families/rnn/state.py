@@ -78,6 +78,20 @@ class Source:
         return Source(pick(self.values_RTH), pick(self.lengths_R), numbers, *optional)
 
 
+class PaddedRecurrentState:
+    """The same of padded rows, as a program takes and gives it: states before a call, then those behind
+    it."""
+
+    def __init__(self, source: Source | None = None, now: States | None = None) -> None:
+        self.source, self.now = source, now
+
+    def begin(self, source: Source, first: States) -> None:
+        self.source, self.now = source, first
+
+    def advance(self, layout: Layout, states: States) -> None:
+        self.now = states
+
+
 class RecurrentState:
     """The states of a decoder's rows, and those behind the tokens of the last `SPARE` calls, to which it
     can be cropped."""

@@ -18,7 +18,7 @@ from etymon.nn.blocks import Body, Stack
 from etymon.nn.cache import Places
 from etymon.nn.embeddings import Embeddings
 from etymon.nn.memory import SegmentMemory, SlidingState
-from etymon.nn.padded import ZeroMemory
+from etymon.nn.padded import PaddedMemory
 from etymon.nn.relative import DistanceSinusoids, RelativeInputs, RelativeView
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ class RecurrentStack(Stack):
             self.seen.extend(hidden)
         if decodes:
             state.advance(layout)
-        elif state is not None and not layout.is_padded:  # a program reads one segment
+        elif state is not None:
             # The inputs of the layers, not their outputs: each maps the past through its own matrices.
-            state.extend([layout.pad(part) for part in hidden[:-1]], layout.lengths)
+            lengths = () if layout.is_padded else layout.lengths
+            state.extend([layout.pad(part) for part in hidden[:-1]], lengths)
         return self.dropout(hidden[-1] if at is None else hidden[-1].index_select(0, at))
 
     def _read(self, x_ND: Tensor, batch: Batch, state: SegmentMemory | None) -> InputsOfLayer:
@@ -81,12 +82,11 @@ class RecurrentStack(Stack):
         missing = None if state is None else state.missing(device)
         if missing is not None or batch.hidden_keys is not None:
             # Only such batches need a mask a row; otherwise all share one.
-            blank = torch.zeros(layout.rows, before + queries, dtype=torch.bool, device=device)
-            if missing is not None:
-                blank[:, :before] = missing
-            if batch.hidden_keys is not None:
-                blank[:, before:] = layout.pad(batch.hidden_keys)
-            hidden_RQT = hidden_RQT | blank[:, None]
+            blank_R1 = torch.zeros(layout.rows, 1, dtype=torch.bool, device=device)
+            missing = blank_R1.expand(-1, before) if missing is None else missing
+            hidden = blank_R1.expand(-1, queries)
+            hidden = hidden if batch.hidden_keys is None else layout.pad(batch.hidden_keys)
+            hidden_RQT = hidden_RQT | torch.cat([missing, hidden], 1)[:, None]
         # One distance more than there are keys: reading with another stride needs a wider table.
         table_LD = self.sinusoids(torch.arange(before + queries - 1, -2, -1, device=device)).to(x_ND.dtype)
         blind = batch.hidden_keys is not None
@@ -176,9 +176,10 @@ class RecurrentBody(Body):
             places.append(at_n)
         return torch.cat(pieces)[torch.cat(places).argsort()]
 
-    def _zeros(self, layout: Layout) -> ZeroMemory:
+    def _zeros(self, layout: Layout) -> PaddedMemory:
         width, like = self.stack.sinusoids.dim, next(self.parameters()).detach()
-        return ZeroMemory(like.new_zeros(layout.rows, self.stack.memory, width), len(self.stack.layers))
+        zeros_RMD = like.new_zeros(layout.rows, self.stack.memory, width)
+        return PaddedMemory([zeros_RMD] * len(self.stack.layers), self.stack.memory)
 
     @property
     def reach(self) -> int | None:

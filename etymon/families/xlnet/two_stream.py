@@ -78,7 +78,7 @@ class TwoStreamStack(Stack):
         if state is not None:
             # Of the content stream alone: queries know no tokens that could be remembered.
             reuse = layout.longest if reuse is None else reuse
-            lengths = [min(reuse, length) for length in layout.lengths]
+            lengths = () if layout.is_padded else [min(reuse, length) for length in layout.lengths]
             state.extend([layout.pad(part)[:, :reuse] for part in layer_inputs], lengths)
         return self.dropout(x_ND if g_nD is None else g_nD)
 

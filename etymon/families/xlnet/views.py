@@ -106,10 +106,7 @@ def _absent_keys(batch: Batch, state: SegmentMemory | None, before: int) -> Tens
     absent_RQ = ~batch.layout.real
     if batch.hidden_keys is not None:
         absent_RQ = absent_RQ | batch.layout.pad(batch.hidden_keys)
-    absent_RT = _behind(before, absent_RQ, False)
-    if missing is not None:
-        absent_RT[:, :before] = missing
-    return absent_RT
+    return _behind(before, absent_RQ, False) if missing is None else torch.cat([missing, absent_RQ], 1)
 
 
 def _behind(before: int, column_RQ: Tensor, value: int | bool) -> Tensor:
