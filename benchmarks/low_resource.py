@@ -26,8 +26,8 @@ RUNS = folder("low-resource")
 SLICES = sized({"1MB": 1_000_000, "10MB": 10_000_000, "100MB": 100_000_000}, {"1MB": 2000, "10MB": 4000})
 JUDGED = sized(200_000, 500)
 """Characters of the text that all arms of a language are judged by."""
-SHORT, LONG = sized(("6Tflops", "24Tflops"), ("1step", "2steps"))
-"""About one and four minutes of one quiet thread with bfloat16."""
+SHORT, LONG = sized(("4Tflops", "16Tflops"), ("1step", "2steps"))
+"""Less than one and about three minutes of one quiet thread with bfloat16."""
 BATCH, LENGTH = sized((16, 128), (2, 16))
 BYTES_A_TOKEN = 4
 """Samples of bytes are longer by so much, and a step has fewer: all arms see about as much text before a word."""
