@@ -124,6 +124,8 @@ LEVERS: dict[str, dict[str, Any]] = {
 NEAR, MATCH = "shape.neighbours=1.0", "shape.matches=8.0"
 GENERATOR = ("generator.dim=128", "generator.heads=4", "generator.inner_dim=512")
 FIRST = "objective: masked, options: {density: 0.4}"
+SUMMARY = "objective: masked, options: {density: 0.4, summary: 1.0}"
+BESIDE = "options: {masked: {density: 0.4, summary: 1.0}}"
 DENSE = ("options.density=0.5", "options.mean_span=2.0")
 SHORT = {"length": 128, "batch": 8}
 LONG = {"length": 128, "batch": 16}
@@ -145,6 +147,28 @@ STARTS: dict[str, dict[str, Any]] = {
     "bert-near": now("bert", NEAR, length=64, batch=16),
     "bert-nearer": now("bert", "shape.neighbours=2.0", length=64, batch=16),
     "bert-bias-near": now("bert", "shape.position_kind=relative_bias", NEAR, length=64, batch=16),
+    "bert-summary": now("bert", "options.summary=1.0", length=64, batch=16),
+    "bert-summary-3": now("bert", "options.summary=0.3", length=64, batch=16),
+    "albert-summary": now("albert", "options.summary=1.0", length=64, batch=16),
+    "roberta-summary": now("roberta", "options.summary=1.0", length=64, batch=16),
+    "electra-summary": now(
+        "electra",
+        f"phases=[{{share: 0.5, {SUMMARY}}}, {{share: 0.5}}]",
+        length=64,
+        batch=16,
+    ),
+    "electra-summary-75": now(
+        "electra",
+        f"phases=[{{share: 0.75, {SUMMARY}}}, {{share: 0.25}}]",
+        length=64,
+        batch=16,
+    ),
+    "electra-beside": now(
+        "electra",
+        f"phases=[{{share: 0.5, {SUMMARY}}}, {{share: 0.5, objective: 'masked=0.5,replaced=0.5', {BESIDE}}}]",
+        length=64,
+        batch=16,
+    ),
     "xlnet-far": now("xlnet", "shape.neighbours=0.0", length=64, batch=16),
     "xlnet-near": now("xlnet", NEAR, length=64, batch=16),
     "xlnet-near-half": now("xlnet", NEAR, "options.predict=2", length=64, batch=16),

@@ -123,7 +123,9 @@ RECIPE = Recipe(
     options=OPTIONS,
 )
 MUON = replace(recipes.MUON, betas=(0.9, 0.98), options=OPTIONS)
-POCKET_RECIPE = replace(recipes.BIASED_POCKET_RECIPE, betas=(0.9, 0.98), options={**OPTIONS, "density": 0.4})
+POCKET_RECIPE = replace(
+    recipes.BIASED_POCKET_RECIPE, betas=(0.9, 0.98), options={**OPTIONS, **recipes.POCKET_RECIPE.options}
+)
 FAMILY = Family(
     name="roberta",
     title="RoBERTa",

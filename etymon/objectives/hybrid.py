@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM, MaskedOptions
+from etymon.objectives.masked import MaskedBatch, MaskedExample, MaskedLM, ShiftableOptions
 from etymon.objectives.objective import Term, by_length, target_terms
 from etymon.settings import option, settings
 from etymon.text.store import Split
@@ -34,7 +34,7 @@ class HybridBatch(MaskedBatch):
 
 
 @settings
-class HybridOptions(MaskedOptions):
+class HybridOptions(ShiftableOptions):
     shifted: bool = option(True, "predict a masked token from the state of the place before it")
     # The paper's best models have from half to nearly all of their rows masked (section 4).
     causal: float = option(0.5, "share of the rows that are read from left to right", ge=0, le=1)

@@ -80,9 +80,17 @@ class PackedOptions(MaskingOptions):
 
 
 @settings
-class MaskedOptions(PackedOptions):
+class ShiftableOptions(PackedOptions):
     # So that masked and next words are read in the same way (GPT-BERT, Charpentier & Samuel 2024, section 2).
     shifted: bool = option(False, "predict a masked token from the state of the place before it")
+
+
+@settings
+class MaskedOptions(ShiftableOptions):
+    # Nothing else in masked words asks the first token for anything, and a classifier reads it alone.
+    summary: float = option(
+        0.0, "weight of naming a sample's masked tokens from its first token alone, in any order", ge=0
+    )
 
 
 class MaskedLM(Objective):
@@ -108,6 +116,7 @@ class MaskedLM(Objective):
         self.separator = needed_id(tokenizer, "separator", self.name)
         self.masking = Masking(options.masking, tokenizer, options.density, length)
         self.shifted = getattr(options, "shifted", False)
+        self.summary: float = getattr(options, "summary", 0.0)
         self.whole_words = self.masking.scheme.whole_words
 
     def plan(self, split: Split, seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
@@ -193,7 +202,8 @@ class MaskedLM(Objective):
         )
 
     def _counts(self, masked: int, tokens: int, rows: int) -> dict[str, float]:
-        return {"masked": masked, "masked_accuracy": masked}
+        counts: dict[str, float] = {"masked": masked, "masked_accuracy": masked}
+        return {**counts, "summary": masked} if self.summary else counts
 
     def loss(self, unit: Unit, micro: MaskedBatch) -> dict[str, Term]:
         hidden, _ = unit.model.hidden(micro.batch)
@@ -201,7 +211,13 @@ class MaskedLM(Objective):
 
     def terms(self, model: Any, micro: MaskedBatch, hidden: Tensor) -> dict[str, Term]:
         """The terms of the loss, from hidden states that were computed already."""
-        return target_terms("masked", model, hidden, micro.at, micro.targets)
+        terms = target_terms("masked", model, hidden, micro.at, micro.targets)
+        if self.summary:
+            layout = micro.batch.layout
+            log_probs_RV = model.heads["vocabulary"].log_probs(hidden, layout.first)
+            loss = -log_probs_RV[layout.row[micro.at], micro.targets].sum()
+            terms["summary"] = Term(loss, self.summary)
+        return terms
 
 
 class SentencePair(MaskedLM):

@@ -166,6 +166,35 @@ def test_masked_can_be_shifted(store: TokenStore) -> None:
     assert made.places.tolist() == list(range(1, len(made.ids)))
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_a_summary_asks_the_first_token_for_all_masked_tokens_of_its_row(
+    family: str, store: TokenStore
+) -> None:
+    plain, asked = (
+        get_objective("masked", tiny.tokenizer(family), 24, density=0.4, **each)
+        for each in ({}, {"summary": 0.5})
+    )
+    rows = plain.plan(store.train, 0, 0)[:3]
+    micro = asked.collate([asked.prepare(store.train, row, key(3)) for row in rows])
+    model = tiny.model(family, asked).double()
+    terms = TrainingUnit(model, asked)(micro)
+    assert terms["summary"].weight == 0.5 and micro.counts["summary"] == micro.counts["masked"]
+    without = TrainingUnit(model, plain)(
+        plain.collate([plain.prepare(store.train, row, key(3)) for row in rows])
+    )
+    assert torch.equal(without["masked"].sum, terms["masked"].sum) and "summary" not in without
+    # Row by row, the long way.
+    hidden, _ = model.hidden(micro.batch)
+    layout, expected = micro.batch.layout, 0.0
+    for row, first in enumerate(layout.first.tolist()):
+        log_probs = model.heads["vocabulary"].logits(hidden[first : first + 1]).log_softmax(-1)[0]
+        expected -= float(log_probs[micro.targets[layout.row[micro.at] == row]].sum().detach())
+    assert terms["summary"].sum.item() == pytest.approx(expected, rel=1e-12)
+    # Its gradient comes from the first tokens, and reaches all layers.
+    terms["summary"].sum.backward()
+    assert all(value.grad is not None for name, value in model.named_parameters() if "layers" in name)
+
+
 def test_a_shifted_model_fills_and_scores_from_the_place_before(tmp_path: Path, store: TokenStore) -> None:
     asked = get_objective("masked", tiny.tokenizer("bert"), 24, shifted=True)
     model = tiny.model("bert", asked).eval()

@@ -98,7 +98,10 @@ def test_causal_first_has_two_phases_and_goes_on_bit_for_bit(
     whole = pretrain("bert", tmp_path / "whole", **asked)
     file = settled(whole.folder)
     assert [phase.objective for phase in file.phases] == ["hybrid", "masked"]
-    assert [phase.options for phase in file.phases] == [{"causal": 1.0}, {"density": 0.4, "shifted": True}]
+    assert [phase.options for phase in file.phases] == [
+        {"causal": 1.0},
+        {"density": 0.4, "summary": 1.0, "shifted": True},
+    ]
     trained = [record for record in metrics(whole.folder) if "learning_rate" in record]
     assert ["causal" in record for record in trained] == [True] * 3 + [False] * 3
     assert whole.model.predicts_shifted
