@@ -27,7 +27,14 @@ html_search_language = "zh"
 # Prompts and results are not copied with a command.
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
+# Fonts of the reader's own machine; behind the theme's own those with the forms that Chinese characters have in China.
+CHINESE = '"PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC", "Noto Sans SC"'
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#2563eb", "color-brand-content": "#2563eb"},
+    "light_css_variables": {
+        "color-brand-primary": "#2563eb",
+        "color-brand-content": "#2563eb",
+        "font-stack": f'-apple-system, BlinkMacSystemFont, "Segoe UI", "Noto Sans", {CHINESE}, sans-serif',
+        "font-stack--monospace": f'"SFMono-Regular", Menlo, Consolas, "DejaVu Sans Mono", {CHINESE}, monospace',
+    },
     "dark_css_variables": {"color-brand-primary": "#6ea8fe", "color-brand-content": "#6ea8fe"},
 }

@@ -28,7 +28,8 @@ from etymon.text.languages import LanguageText
 from etymon.text.sentences import cut_texts
 from etymon.text.sources import PreparedText, TextSource
 
-PARTS = ("train", "validation", "test")
+PARTS = {"train": "train on", "validation": "validate on", "test": "test on"}
+"""The parts of a text, and what each is there to do."""
 FEWEST_DOCUMENTS = 20
 """Of fewer, the end of the text is held out instead of some documents."""
 LONGEST = 1 << 20
@@ -95,9 +96,8 @@ def cut_text(
         for name in PARTS:
             if counts[name][1] < FEWEST_BYTES:
                 raise EtymonError(
-                    f"{source.description} has too little text: {counts[name][1]:,} bytes to "
-                    f"{'train on' if name == 'train' else f'{name} on'}; give more text, or larger "
-                    "--validation and --test",
+                    f"{source.description} has too little text: {counts[name][1]:,} bytes to {PARTS[name]}; "
+                    "give more text, or larger --validation and --test",
                     code="too-little-text",
                 )
         result = TextCounts(

@@ -461,8 +461,8 @@ def test_ways_of_xlnet_and_of_others() -> None:
 
 
 def test_every_option_is_documented_with_its_default() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
-    section = page.split("\n### answer\n")[1].split("\n#")[0]
+    page = (Path(__file__).parents[2] / "docs" / "tasks-spans.md").read_text(encoding="utf-8")
+    section = page.split("\n## answer\n")[1].split("\n#")[0]
     told = {key: value.strip(" `") for key, value in re.findall(r"^\| `(\w+)` \|(.*?)\|", section, re.M)}
     shared = {field.name for field in fields(HeadOptions)}
     own = {name: value for name, value in asdict(AnswerOptions()).items() if name not in shared}

@@ -371,8 +371,8 @@ def test_options_that_do_not_fit_are_refused() -> None:
 
 
 def test_every_option_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text(encoding="utf-8")
-    section = page.split("\n### tag\n")[1].split("\n#")[0]
+    page = (Path(__file__).parents[2] / "docs" / "tasks-spans.md").read_text(encoding="utf-8")
+    section = page.split("\n## tag\n")[1].split("\n#")[0]
     told = set(re.findall(r"^\| `(\w+)` \|", section, re.M))
     assert told == {one.name for one in fields(TagOptions)} - {one.name for one in fields(HeadOptions)}
 

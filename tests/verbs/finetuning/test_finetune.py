@@ -22,7 +22,7 @@ from etymon.training.state import RunFolder
 from tests import tiny
 from tests.verbs.small_runs import crash, metrics, pretrain, with_test_sizes
 
-PAGE = Path(__file__).parents[3] / "docs" / "tasks.md"
+PAGE = Path(__file__).parents[3] / "docs" / "tasks-texts.md"
 ROWS = [
     {"de": text, "en": " ".join(reversed(text.split()))} for text in dict.fromkeys(tiny.texts(80, seed=3)) if len(text) < 200
 ]  # fmt: skip
@@ -287,7 +287,7 @@ def test_long_texts_are_refused_with_the_numbers_or_read_in_parts(
 
 
 def test_every_option_of_text2text_is_documented_with_its_default() -> None:
-    section = PAGE.read_text(encoding="utf-8").split("\n### text2text\n")[1].split("\n#")[0]
+    section = PAGE.read_text(encoding="utf-8").split("\n## text2text\n")[1].split("\n#")[0]
     told = {
         key: default.strip().strip("`")
         for key, default in re.findall(r"^\| `(\w+)` \|(.*?)\|", section, re.M)
