@@ -125,6 +125,7 @@ NEAR, MATCH = "shape.neighbours=1.0", "shape.matches=8.0"
 GENERATOR = ("generator.dim=128", "generator.heads=4", "generator.inner_dim=512")
 FIRST = "objective: masked, options: {density: 0.4}"
 SUMMARY = "objective: masked, options: {density: 0.4, summary: 1.0}"
+TURNED = ("shape.position_kind=rotary", "shape.neighbours=2.0")
 BESIDE = "options: {masked: {density: 0.4, summary: 1.0}}"
 DENSE = ("options.density=0.5", "options.mean_span=2.0")
 SHORT = {"length": 128, "batch": 8}
@@ -169,6 +170,12 @@ STARTS: dict[str, dict[str, Any]] = {
         length=64,
         batch=16,
     ),
+    "albert-rotary-summary": now("albert", *TURNED, "options.summary=1.0", length=64, batch=16),
+    "roberta-rotary-summary": now("roberta", *TURNED, "options.summary=1.0", length=64, batch=16),
+    "electra-rotary-75": now(
+        "electra", *TURNED, f"phases=[{{share: 0.75, {SUMMARY}}}, {{share: 0.25}}]", length=64, batch=16
+    ),
+    "bert-bias-summary": now("bert", "shape.position_kind=relative_bias", NEAR, length=64, batch=16),
     "xlnet-far": now("xlnet", "shape.neighbours=0.0", length=64, batch=16),
     "xlnet-near": now("xlnet", NEAR, length=64, batch=16),
     "xlnet-near-half": now("xlnet", NEAR, "options.predict=2", length=64, batch=16),

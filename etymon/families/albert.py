@@ -141,8 +141,8 @@ FAMILY = Family(
         warmup=0.025,
         options=OPTIONS,
     ),
-    size_recipes={"pocket": recipes.BIASED_POCKET_RECIPE},
-    recipes=recipes.encoder_recipes(MUON, recipes.BIASED_POCKET_RECIPE),
+    size_recipes={"pocket": recipes.POCKET_RECIPE},
+    recipes=recipes.encoder_recipes(MUON, recipes.POCKET_RECIPE),
     fits_transformers=encoders.fits_transformers,
     tokenizer=TokenizerChoice(
         "unigram",

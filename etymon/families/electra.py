@@ -150,14 +150,14 @@ RECIPE = Recipe(
 TUNING = Recipe(learning_rate=1e-4, optimiser="adam-bert", epsilon=1e-6, layer_decay=0.8)
 # Of a generator that knows but the frequencies of words nothing can be learnt: both begin with masked words.
 POCKET_RECIPE = replace(
-    recipes.BIASED_POCKET_RECIPE,
-    why="As for BERT, and half of the run on masked words before replaced ones: a discriminator whose "
-    "attention is still uniform calls every token original.",
+    recipes.POCKET_RECIPE,
+    why="As for BERT, and three quarters of the run on masked words before replaced ones: a discriminator of "
+    "minutes calls every token original.",
     objective="replaced",
     options={},
     phases=(
-        PhaseFile(share=0.5, objective="masked", options={"density": 0.4}),
-        PhaseFile(share=0.5),
+        PhaseFile(share=0.75, objective="masked", options=recipes.POCKET_RECIPE.options),
+        PhaseFile(share=0.25),
     ),
 )
 FAMILY = Family(
@@ -184,7 +184,7 @@ FAMILY = Family(
         # The large model has a quarter of its tokens masked, and not 15%.
         "large": replace(RECIPE, warmup=0.025, options={"density": 0.25}),
     },
-    recipes=recipes.encoder_recipes(recipes.MUON, recipes.BIASED_POCKET_RECIPE),
+    recipes=recipes.encoder_recipes(recipes.MUON, recipes.POCKET_RECIPE),
     tuning=TUNING,
     size_tunings={
         "small": replace(TUNING, learning_rate=3e-4),

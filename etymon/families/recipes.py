@@ -97,13 +97,6 @@ POCKET_RECIPE = replace(
     # New weights are tuned at the whole rate. At half of it, tags after pretraining were below theirs.
     tuning_share=1.0,
 )
-# Of families whose rotary folders would be for etymon alone as well: biases of distances begin more exactly.
-BIASED_POCKET_RECIPE = replace(
-    POCKET_RECIPE,
-    why=POCKET_RECIPE.why.replace("Rotary positions", "Positions as biases of distances"),
-    shape={**POCKET_RECIPE.shape, "position_kind": "relative_bias", "neighbours": 1.0},
-)
-
 
 XLNET_POCKET = replace(
     MUON,

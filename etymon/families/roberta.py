@@ -124,7 +124,7 @@ RECIPE = Recipe(
 )
 MUON = replace(recipes.MUON, betas=(0.9, 0.98), options=OPTIONS)
 POCKET_RECIPE = replace(
-    recipes.BIASED_POCKET_RECIPE, betas=(0.9, 0.98), options={**OPTIONS, **recipes.POCKET_RECIPE.options}
+    recipes.POCKET_RECIPE, betas=(0.9, 0.98), options={**OPTIONS, **recipes.POCKET_RECIPE.options}
 )
 FAMILY = Family(
     name="roberta",
