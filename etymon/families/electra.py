@@ -151,14 +151,14 @@ TUNING = Recipe(learning_rate=1e-4, optimiser="adam-bert", epsilon=1e-6, layer_d
 # Of a generator that knows but the frequencies of words nothing can be learnt: both begin with masked words.
 POCKET_RECIPE = replace(
     recipes.POCKET_RECIPE,
-    why="As for BERT but with positions as biases of distances, and three quarters of the run on masked words "
-    "before replaced ones: a discriminator of minutes calls every token original.",
+    why="As for BERT but with positions as biases of distances, and three quarters of the run on masked "
+    "words before replaced ones: a discriminator of minutes calls every token original.",
     # With rotation it found a twentieth of the replaced tokens after 10 Tflop, with these a fifth.
     shape={**recipes.POCKET_RECIPE.shape, "position_kind": "relative_bias", "neighbours": 1.0},
     objective="replaced",
     options={},
     phases=(
-        PhaseFile(share=0.75, objective="masked", options=recipes.POCKET_RECIPE.options),
+        PhaseFile(share=0.75, objective="masked", options=dict(recipes.POCKET_RECIPE.options)),
         PhaseFile(share=0.25),
     ),
 )
