@@ -40,7 +40,7 @@ PAGE_WORDS = ("title", "caption", "x_label", "y_label", "samples_title", "header
 COMPOSED = re.compile(
     r"expected (at least|at most|above|below|a valid|true or false|a list).*|\{value\} is not a valid \w+"
     r"|on the text it was trained on .*|(training|growing) a tokenizer of .* on the text|.* and this machine has .*"
-    r"|(next sentence|sentence order) accuracy"
+    r"|(next sentence|sentence order) accuracy|pseudo-log-likelihood .*|\{score\}% .*|.*, counted half"
 )
 
 

@@ -47,6 +47,7 @@ from etymon.runs.folder import Job, lock_folder, require_free
 from etymon.runs.run_file import RunFile
 from etymon.runs.sizing import choose_size, sized_as
 from etymon.runs.text_data import TextData
+from etymon.settings.reading import EncodingSettings
 from etymon.text.sources import TextSource
 from etymon.training.distributed import World, open_world
 from etymon.training.progress import format_seconds, make_progress
@@ -66,23 +67,26 @@ class Tournament:
         overrides: Sequence[str],
         source: TextSource | None,
         *,
+        reading: EncodingSettings,
         resume: bool,
         progress: Any = "auto",
         on: str | None = None,
         **options: Any,
     ) -> None:
         """Checks all that can be checked before any work. `given` and `overrides` are settings of all arms;
-        `options` are those of `Job` (device, workers)."""
+        tables, pairs and probes are read by `reading`; `options` are those of `Job` (device, workers)."""
         # As JSON reads them back, so that a resumed comparison can be compared with what it began with.
         overrides = list(overrides)
         self.folder, self.marker = folder, folder / COMPARE_FILE
         settings = {"design": asdict(design), "given": given, "overrides": overrides}
+        settings["reading"] = reading.reader_options
         saved: dict[str, Any] = {"failed": {}}
         if resume:
             saved = read_saved(self.marker, design, settings)
             settings = saved["settings"]
             design = Design.of(settings["design"])
             given, overrides = settings["given"], settings["overrides"]
+            reading = EncodingSettings(**settings.get("reading", {}))
         elif self.marker.exists():
             raise EtymonError(
                 f"{folder} holds a comparison already: go on with --resume, or give another --out",
@@ -116,10 +120,13 @@ class Tournament:
         # An arm that failed stays out: rounds have been decided without it.
         for arm in self.arms:
             arm.reason = saved["failed"].get(arm.name, "")
-        self.tables = [read_task(task, folder / "tasks") for task in design.tasks]
+            arm.lost = {int(trial): why for trial, why in saved.get("lost", {}).get(arm.name, {}).items()}
+        self.reading = reading
+        self.tables = [read_task(task, folder / "tasks", reading) for task in design.tasks]
         self.tasks = tuple(task for task, _ in self.tables)
-        self.pairs = read_pairs(design.pairs, most=2 * design.pair_examples) if design.pairs else []
-        self.probes = list_probes(design.probes)
+        most = 2 * design.pair_examples
+        self.pairs = read_pairs(design.pairs, how=reading, most=most) if design.pairs else []
+        self.probes = list_probes(design.probes, reading)
         self.suite = open_suite(design.suite, design.suite_data)
         self.criteria = criteria_of(self.arms, self.tasks, bool(self.pairs), bool(self.probes), self.suite)
         self.shares = round_shares(len(self.arms), design.finalists)
@@ -179,6 +186,7 @@ class Tournament:
                 )
                 for trial in range(self.design.trials if number == 1 else 1)
                 for arm in arms
+                if number > 1 or trial not in arm.lost
             ]
             if signal := self._run_entries(entries, "validation"):
                 return signal
@@ -217,10 +225,10 @@ class Tournament:
         if end.is_disk_full:
             raise EtymonError(f"{end.reason}; make room, then go on with: {self.command}")
         if end.reason:
-            arm.reason = end.reason
-            self.progress.note(f"{arm.name} is out: {end.reason}")
+            arm.fail(entry.trial if entry.round == 1 else None, end.reason, self.design.trials)
+            self.progress.note(f"{arm.name if arm.reason else entry.title} is out: {end.reason}")
             self._write()
-            if not self._survivors():
+            if all(each.reason for each in self.arms):
                 raise EtymonError(f"no arm could be trained; the last one, {arm.name}: {end.reason}")
             return
         if part == "validation":
@@ -235,7 +243,7 @@ class Tournament:
         """Every arm goes on with the learning rate that was best on validation."""
         for arm in arms:
             tried = [entry for entry in self.entries if entry.arm == arm.name and entry.is_scored]
-            if arm.reason or len(tried) < 2:
+            if arm.reason or self.design.trials < 2:
                 continue
             criterion = self._primary(arm)
             best = min(tried, key=lambda entry: criterion.order(validation_score(entry, criterion)))
@@ -288,7 +296,8 @@ class Tournament:
         pairs = self.folder / "pairs" if self.pairs else None
         probes = self.folder / "probes" if self.probes else None
         text, budget = self.folder / "text", self.design.task_budget
-        return ArmJob(run, text, arm.kind, self.tasks, budget, pairs, part, probes, self.design.suite_place)
+        suite, reading = self.design.suite_place, self.reading
+        return ArmJob(run, text, arm.kind, self.tasks, budget, pairs, part, probes, suite, reading)
 
     def _seconds_a_unit(self) -> float:
         """Of the final's budget, by the runs so far; of a time, what was asked for until one is done."""
@@ -349,18 +358,17 @@ class Tournament:
 
     def _write(self) -> None:
         failed = {arm.name: arm.reason for arm in self.arms if arm.reason}
+        lost = {arm.name: arm.lost for arm in self.arms if arm.lost}
         plugins = as_plain(records_in([asdict(arm.file) for arm in self.arms]))
         saved = {
             "etymon": etymon.__version__,
             "settings": self.settings,
             "plugins": plugins,
             "failed": failed,
+            "lost": lost,
             "sizes": self.sizes,
         }
         write_json(self.marker, finite(saved))
-
-    def _survivors(self) -> list[Arm]:
-        return [arm for arm in self.arms if not arm.reason]
 
     def _planned_units(self) -> Iterator[tuple[float, int]]:
         """(share of the budget, runs) of every round and the final, if no arm fails."""

@@ -63,16 +63,16 @@ class Comparison(list[Generation]):
     def table(self) -> list[list[Cell]]:
         return [list(asdict(way).values())[: len(HEADER)] for way in self.ways]
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, translate: Callable[[str], str] = str) -> Iterator[str]:
         """The table, for a terminal."""
-        cells = [HEADER]
+        cells = [[*map(translate, HEADER)]]
         for row in self.table():
             cells.append([f"{cell:.1f}" if isinstance(cell, float) else shown(cell) for cell in row])
         widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]
         for name, *rest in cells:
             numbers = map(align_right, rest, widths[1:])
             yield "  ".join([align_left(name, widths[0]), *numbers])
-        yield from self.notes
+        yield from map(translate, self.notes)
 
     def sections(self) -> Iterator[Section]:
         rows = [[round(cell, 1) if isinstance(cell, float) else cell for cell in row] for row in self.table()]

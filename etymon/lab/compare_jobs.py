@@ -3,6 +3,7 @@ its folder is not done again."""
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -42,12 +43,13 @@ from etymon.runs.run_file import assemble
 from etymon.runs.table_data import TableData
 from etymon.runs.task_file import TaskFile
 from etymon.settings.decoding import DecodingSettings
+from etymon.settings.reading import EncodingSettings
 from etymon.tables.table import read_table
 from etymon.tasks import task_for
 from etymon.tasks.classify import Classify
 from etymon.text.sentences import cut_texts
 from etymon.training.loop import Diverged
-from etymon.training.progress import make_progress
+from etymon.training.progress import ProgressNotes, make_progress
 
 TextKind = Literal["likelihood", "pseudo-likelihood", "none"]
 """What a model gives of a text: its probability, that of each token between all others, or neither."""
@@ -73,6 +75,8 @@ class ArmJob:
     """The folder of files to probe for, if there are any."""
     suite: tuple[str, str | None] | None = None
     """The name and the folder of a suite, which is opened with the test part."""
+    reading: EncodingSettings = field(default_factory=EncodingSettings)
+    """What the bytes of files to probe for mean."""
 
     @property
     def folder(self) -> Path:
@@ -173,7 +177,7 @@ def score_run(job: ArmJob) -> dict[str, Any]:
     if job.pairs is not None:
         scores["pairs"] = score_pairs(load(job.folder), job.pairs / f"{job.part}.jsonl")
     if job.probes is not None:
-        scores["probes"] = score_probes(model, job.probes, job.part)
+        scores["probes"] = score_probes(model, job.probes, job.part, job.reading)
     for task in job.tasks:
         scores["tasks"][task.name] = score_task(load(job.folder / "tasks" / task.name), task, job.part)
     if job.suite is not None and job.part == "test":
@@ -227,9 +231,9 @@ def score_pairs(model: Model, path: Path) -> dict[str, Any]:
     return {"values": values.tolist(), "weights": [1 / sizes[pair.paradigm] for pair in pairs]}
 
 
-def score_probes(model: Model, folder: Path, part: Part) -> dict[str, Any]:
+def score_probes(model: Model, folder: Path, part: Part, how: EncodingSettings) -> dict[str, Any]:
     """The accuracy of a linear classifier for every task, on the layer that is best by validation."""
-    tasks = read_tasks(sorted(folder.iterdir()), ProbeColumns())
+    tasks = read_tasks(sorted(folder.iterdir()), ProbeColumns(), how=how)
     # Test examples are scored again with the test part: nothing of them is kept before.
     layers = [task.best for task in probe_model(model, tasks, twin=False).tasks]
     values = [100 * (each.accuracy if part == "test" else each.validation) for each in layers]
@@ -375,6 +379,7 @@ def _start_worker(threads: int) -> None:
         os.setpgrp()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(threads)
+    logging.getLogger("etymon").addHandler(ProgressNotes(make_progress("plain")))
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -83,8 +83,15 @@ class Arm:
     """The learning rate that it begins its trials with."""
     reason: str = ""
     """Why it is out; empty as long as it is not."""
-    seconds: list[float] = field(default_factory=list)
-    """That its runs took, per unit of budget."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """Trials of the first round that failed, and why."""
+
+    def fail(self, trial: int | None, reason: str, trials: int) -> None:
+        """A run failed: the arm is out, unless it has learning rates left to try (`trial` is one of them)."""
+        if trial is not None:
+            self.lost[trial] = reason
+        if trial is None or len(self.lost) == trials:
+            self.reason = reason
 
     @property
     def text_key(self) -> tuple[Any, ...]:

@@ -69,7 +69,7 @@ def report_sections(compared: Compared) -> Iterator[Section]:
     for result in compared.results:
         yield _forest(result)
     header, rows = table_of(compared, with_costs=False)
-    yield ReportTable(header, rows, title="All arms, on the test part (* wins)")
+    yield ReportTable(header, rows, "All arms, on the test part (* wins)", has_own_words=True)
     for result in compared.results:
         if result.verdict is not None:
             yield _difference_table(result)
@@ -109,7 +109,7 @@ def report_sections(compared: Compared) -> Iterator[Section]:
         yield ReportTable(("arm", "part", "why"), reasons, title="Parts of the suite that an arm cannot do")
     if compared.failed:
         failed = [(arm.name, arm.reason) for arm in compared.failed]
-        yield ReportTable(("arm", "why it is out"), failed, title="Arms that failed")
+        yield ReportTable(("arm", "why it is out"), failed, "Arms that failed", has_own_words=True)
     for result in compared.primary:
         yield Code(compared.continue_command(result.leader), title="Go on with ten times the budget")
     yield Paragraph(METHOD, title="How it was decided")
@@ -123,7 +123,7 @@ def inline_sections(compared: Compared) -> Iterator[Section]:
     for result in compared.results:
         yield _forest(result)
     header, rows = table_of(compared, with_costs=False)
-    yield ReportTable(header, rows, title="All arms, on the test part (* wins)")
+    yield ReportTable(header, rows, "All arms, on the test part (* wins)", has_own_words=True)
     yield Paragraph(str(compared.report))
 
 
@@ -226,7 +226,7 @@ def _difference_table(result: CriterionResult) -> ReportTable:
             (
                 f"{each.first} − {each.second}",
                 f"{each.value:+.{digits}f}",
-                f"{each.low:+.{digits}f} to {each.high:+.{digits}f}",
+                f"[{each.low:+.{digits}f}, {each.high:+.{digits}f}]",
                 f"{each.adjusted_p:.3f}",
                 f"{better:.0%}",
             )
@@ -357,7 +357,7 @@ def _size_table(arms: Sequence[Arm]) -> ReportTable:
             )
         )
     header = ("arm", "by the curve of", "operations", "shape", "samples a step", "loss expected")
-    return ReportTable(header, rows, title="What --size auto chose for the final's budget")
+    return ReportTable(header, rows, "What --size auto chose for the final's budget", has_own_words=True)
 
 
 def _samples(compared: Compared) -> Iterator[tuple[str, str]]:

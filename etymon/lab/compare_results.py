@@ -3,6 +3,7 @@ reach, and what to do next."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -260,6 +261,10 @@ def _judge_criterion(
     scores = dict(sorted(scores.items(), key=lambda pair: criterion.order(pair[1].mean)))
     counts_BM = resample_items(len(next(iter(scores.values())).weights_M))
     intervals = {name: mean_interval(each, counts_BM) for name, each in scores.items()}
+    # No share is below 0% or above 100%, however few items and seeds there are.
+    if all(each.values_SM.min() >= 0 and each.values_SM.max() <= 100 for each in scores.values()):
+        most = math.inf if criterion.falls else 100.0
+        intervals = {name: (max(0.0, low), min(most, high)) for name, (low, high) in intervals.items()}
     # All pairs of finalists are tested, not the leader against the others: who leads was seen in the same
     # data.
     verdict = compare_arms(scores, falls=criterion.falls) if len(scores) > 1 else None

@@ -12,9 +12,10 @@ from etymon.lab.probe_classifiers import logistic_regression
 from etymon.lab.probe_files import ProbeColumns, read_tasks
 from etymon.lab.suite_parts import SuitePart
 from etymon.lab.suites import find_files, read_suite
+from etymon.settings.reading import EncodingSettings
 
 
-def list_probes(paths: Sequence[str]) -> list[Path]:
+def list_probes(paths: Sequence[str], how: EncodingSettings) -> list[Path]:
     """The files to probe for; what cannot be read, or classified, is refused before any work."""
     files: list[Path] = []
     for path in (Path(each).expanduser() for each in paths):
@@ -24,7 +25,7 @@ def list_probes(paths: Sequence[str]) -> list[Path]:
         raise EtymonError(f"probes need files of different names, not {', '.join(names)}")
     if files:
         logistic_regression()  # of an extra that may not be installed
-        for task in read_tasks(files, ProbeColumns()):
+        for task in read_tasks(files, ProbeColumns(), how=how):
             task.check()
     return files
 

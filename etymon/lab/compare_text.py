@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from etymon.config import read_yaml
+from etymon.config import read_yaml, strict
 from etymon.errors import EtymonError
 from etymon.files import atomic_folder, json_text, read_json, write_json
 from etymon.lab.pairs import MinimalPair
+from etymon.settings.reading import EncodingSettings
 from etymon.tables.table import Table, read_table
 from etymon.tasks import task_class
 from etymon.text.languages import LanguageText
@@ -204,8 +205,9 @@ class TaskTable:
         return self.folder / f"{name}.jsonl"
 
 
-def read_task(given: str, folder: Path) -> tuple[TaskTable, Table]:
-    """A task as it was given, a table or a YAML file with settings of `etymon finetune`, and all its rows."""
+def read_task(given: str, folder: Path, how: EncodingSettings) -> tuple[TaskTable, Table]:
+    """A task as it was given, a table or a YAML file with settings of `etymon finetune`, and all its rows,
+    whose files are read as the YAML file says, or else by `how`."""
     path = Path(given).expanduser()
     settings: dict[str, Any] = {"train": [str(path)]}
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -219,7 +221,10 @@ def read_task(given: str, folder: Path) -> tuple[TaskTable, Table]:
     for key in ("validation", "family", "start", "seed", "out", "mixture"):
         if key in settings:
             raise EtymonError(f"{path} sets {key}, which the comparison decides: leave it out")
-    table = read_table(train if isinstance(train, list) else [train], settings.get("columns", ()))
+    # The parts are written as UTF-8 with names of columns: runs need not know how the table was read.
+    reading = {key: settings.pop(key) for key in how.reader_options if key in settings}
+    how = strict(EncodingSettings, how.reader_options | reading, str(path))
+    table = read_table(train if isinstance(train, list) else [train], settings.pop("columns", ()), how)
     kind = task_class(name)(task_class(name).Options(**options))
     for column in kind.columns:
         table.values(column)  # refuses a table without it

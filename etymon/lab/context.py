@@ -344,24 +344,27 @@ def _length_table(contexts: Contexts) -> tuple[list[str], list[list[Cell]]]:
     return ["context", *(model.name for model in contexts.models)], rows
 
 
-def report_lines(contexts: Contexts) -> Iterator[str]:
+def report_lines(contexts: Contexts, translate: Callable[[str], str] = str) -> Iterator[str]:
     """The tables, for a terminal."""
     header, rows = _length_table(contexts)
+    header = [*map(translate, header)]
     width = max(12, *map(display_width, header))
 
     def line(cells: Sequence[str]) -> str:
         return "  ".join(align_right(cell, width) for cell in cells)
 
-    yield f"bits per byte by context length, {contexts.targets:,} targets of {contexts.bytes:,} bytes"
+    yield translate(
+        f"bits per byte by context length, {contexts.targets:,} targets of {contexts.bytes:,} bytes"
+    )
     yield line(header)
     for row in rows:
         yield line([f"{row[0]:,}", *("–" if cell is None else f"{cell:.4f}" for cell in row[1:])])
     yield ""
-    yield line(["model", *(f"RECL {share:g}" for share in SHARES), "± bits"])
+    yield line([translate("model"), *(f"RECL {share:g}" for share in SHARES), translate("± bits")])
     for model in contexts.models:
         yield line([model.name, *_effective(model), f"{model.margins[-1]:.4f}"])
     if not contexts.same_tokenizer:
-        yield (
+        yield translate(
             "the tokenizers differ: RECL is in each model's own tokens, and a target is as long as all of "
             "them need"
         )

@@ -171,13 +171,19 @@ def _rows(table: Table, name: str, columns: PairColumns) -> list[MinimalPair]:
     if good is None or bad is None:
         raise EtymonError(
             f"{table.description} has no columns of good and bad sentences, but {', '.join(map(str, header))}"
-            ": name them by --good and --bad"
+            ": call them good and bad, or name them by --good and --bad (etymon pairs)"
         )
     paradigm, group = find(columns.paradigm, PARADIGM), find(columns.field, FIELD)
     count = len(table)
-    paradigms = [name] * count if paradigm is None else [str(value) for value in table.values(paradigm)]
-    fields = [""] * count if group is None else [str(value) for value in table.values(group)]
-    return list(map(MinimalPair, paradigms, fields, table.texts(good), table.texts(bad)))
+    paradigms = [name] * count if paradigm is None else table.values(paradigm)
+    for place, value in zip(table.places, paradigms, strict=True):
+        if value is None or not str(value).strip():
+            raise EtymonError(f"{place}: column {paradigm!r} is empty; fill it in, or leave the row out")
+    # A paradigm need not belong to a field.
+    fields = (
+        [""] * count if group is None else ["" if each is None else str(each) for each in table.values(group)]
+    )
+    return list(map(MinimalPair, map(str, paradigms), fields, table.texts(good), table.texts(bad)))
 
 
 def _spread(rows: list[MinimalPair], most: int | None) -> list[MinimalPair]:

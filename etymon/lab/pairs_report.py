@@ -3,7 +3,7 @@ programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -104,16 +104,21 @@ def _paradigms(pairs: Pairs, measure: Measure, field: str) -> list[tuple[str, li
     ]
 
 
-def report_lines(pairs: Pairs, measure: Measure, by_paradigm: bool) -> Iterator[str]:
+def report_lines(
+    pairs: Pairs, measure: Measure, by_paradigm: bool, translate: Callable[[str], str] = str
+) -> Iterator[str]:
     """The table, for a terminal: a column a model; of many models, a row a model."""
     models = pairs.models
     paradigms = len(pairs.fields_of_paradigms)
-    yield f"accuracy (%) of {len(pairs.pairs):,} pairs in {paradigms} paradigms, by {MEASURE_NAMES[measure]}"
+    yield translate(
+        f"accuracy (%) of {len(pairs.pairs):,} pairs in {paradigms} paradigms, by {MEASURE_NAMES[measure]}"
+    )
     # Columns of four models are wider than most terminals.
     if len(models) > 3 and not by_paradigm:
-        yield from _model_table(models, measure)
+        yield from _model_table(models, measure, translate)
     else:
-        lines = _lines(pairs, measure, by_paradigm or paradigms <= FEW)
+        (_, overall), *others = _lines(pairs, measure, by_paradigm or paradigms <= FEW)
+        lines = [(translate("all"), overall), *others]
         widths = [max(16, min(WIDEST, display_width(model.name))) for model in models]
         first = max(display_width(name) for name, _ in lines)
         header = [align_right(_end(model.name), width) for model, width in zip(models, widths, strict=True)]
@@ -123,14 +128,14 @@ def report_lines(pairs: Pairs, measure: Measure, by_paradigm: bool) -> Iterator[
             yield "  ".join([align_left(name, first), *texts])
     yield ""
     for model in models:
-        others = ", ".join(
-            f"{MEASURE_NAMES[other]} {model.overall[other].value:.1f}"
+        means = ", ".join(
+            f"{translate(MEASURE_NAMES[other])} {model.overall[other].value:.1f}"
             for other in MEASURES
             if other != measure
         )
         ties = model.overall[measure].ties
         tied = f"; {ties:,} tie{'s' * (ties > 1)}, counted half" if ties else ""
-        yield f"{model.name}: by {model.method} ({others}){tied}"
+        yield translate(f"{model.name}: by {model.method} ({means}){tied}")
 
 
 def _end(name: str) -> str:
@@ -138,10 +143,12 @@ def _end(name: str) -> str:
     return name if display_width(name) <= WIDEST else "…" + name[-WIDEST + 1 :]
 
 
-def _model_table(models: Sequence[ModelPairs], measure: Measure) -> Iterator[str]:
+def _model_table(
+    models: Sequence[ModelPairs], measure: Measure, translate: Callable[[str], str]
+) -> Iterator[str]:
     fields = list(models[0].fields)
     first = max(display_width(model.name) for model in models)
-    heads = ["words read", "all", *(cut(name, 20) for name in fields)]
+    heads = [translate("words read"), translate("all"), *(cut(name, 20) for name in fields)]
     widths = [max(11, display_width(head)) for head in heads]
     yield "  ".join([" " * first, *map(align_right, heads, widths)])
     for model in models:

@@ -306,16 +306,16 @@ def layer_table(score: TaskScore) -> tuple[list[str], list[list[Cell]]]:
     return header, rows
 
 
-def report_lines(score: TaskScore) -> Iterator[str]:
+def report_lines(score: TaskScore, translate: Callable[[str], str] = str) -> Iterator[str]:
     """The table of a task, for a terminal."""
-    yield describe(score)
+    yield translate(describe(score))
     header, rows = layer_table(score)
-    yield "  ".join(align_right(name, 11) for name in header)
+    yield "  ".join(align_right(translate(name), 11) for name in header)
     for row in rows:
         mark = " *" if row[0] == score.best.layer else ""
         yield "  ".join(f"{cell:>11}" if isinstance(cell, int) else f"{cell:>11.1f}" for cell in row) + mark
     best = score.best
-    yield (
+    yield translate(
         f"layer {best.layer} is best: accuracy {best.accuracy:.1%} ± {score.margin:.1%}, "
         f"selectivity {100 * best.selectivity:.1f} points; mix of all layers {score.mix_accuracy:.1%}"
     )

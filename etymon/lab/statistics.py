@@ -116,7 +116,10 @@ def difference(arms: Mapping[str, ItemScores], first: str, second: str, counts_B
     variance = sum(part for part, _ in parts)
     if min(len(higher.by_seed), len(lower.by_seed)) < 2:
         return Difference(first, second, value, -np.inf, np.inf, 1.0, 1.0, improvement(higher, lower))
-    if not variance:  # equal in every run, or different in every run by the same amount
+    # One figure a run, the same in all runs of both: nothing tells how far it may be off.
+    if not variance and items < 2 and value:
+        return Difference(first, second, value, -np.inf, np.inf, 1.0, 1.0, improvement(higher, lower))
+    if not variance:  # equal in every run, or different in every run and item by the same amount
         p = float(value == 0)
         return Difference(first, second, value, value, value, p, p, improvement(higher, lower))
     # Satterthwaite 1946: as many as a single variance would have that is as uncertain as this sum.

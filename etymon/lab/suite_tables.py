@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -53,17 +53,18 @@ def metric_notes(result: SuiteResult) -> list[str]:
     return notes
 
 
-def table_lines(result: SuiteResult) -> Iterator[str]:
+def table_lines(result: SuiteResult, translate: Callable[[str], str] = str) -> Iterator[str]:
     """For a terminal."""
     header, rows = table(result)
+    header = [*map(translate, header)]
     widths = [max(display_width(cells[place]) for cells in (header, *rows)) for place in range(len(header))]
     for cells in (header, *rows):
         first, *rest = zip(cells, widths, strict=True)
         yield "  ".join([align_left(*first), *(align_right(*cell) for cell in rest)])
     yield ""
-    yield from metric_notes(result)
+    yield from map(translate, metric_notes(result))
     for row in result.rows:
-        yield from (f"{row.name}, {part}: {reason}" for part, reason in row.reasons.items())
+        yield from (translate(f"{row.name}, {part}: {reason}") for part, reason in row.reasons.items())
 
 
 def write_suite(result: SuiteResult) -> None:

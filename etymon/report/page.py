@@ -92,6 +92,8 @@ class ReportTable:
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     title: str = ""
+    has_own_words: bool = False
+    """Whether words in its cells are the library's, to be shown in the user's language."""
 
     def body(self) -> str:
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.header)
@@ -104,7 +106,10 @@ class ReportTable:
             numbers = [isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells]
             numeric.append(bool(cells) and all(numbers))
         header = [in_language(name) for name in self.header]
-        return render_template("table.html", header=header, rows=self.rows, numeric=numeric)
+        rows = self.rows
+        if self.has_own_words:
+            rows = [[in_language(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+        return render_template("table.html", header=header, rows=rows, numeric=numeric)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ stdout stays free for results.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -85,6 +86,17 @@ def make_progress(kind: ProgressKind = "auto") -> Progress:
     if kind == "silent":
         return Progress()
     raise EtymonError(f"unknown progress {kind!r}: {did_you_mean(kind, ['auto', 'rich', 'plain', 'silent'])}")
+
+
+class ProgressNotes(logging.Handler):
+    """Shows what the library warns of as notes of a progress, in a process without a command line."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self.progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.progress.note(record.getMessage())
 
 
 class PlainProgress(Progress):

@@ -20,10 +20,10 @@ from etymon.settings import (
     option,
     settings,
 )
-from etymon.settings.reading import TextSettings
+from etymon.settings.reading import EncodingSettings, TextSettings
 from etymon.settings.training import PretrainSettings
 from etymon.verbs.pretrain import TextLike, split_text
-from etymon.verbs.terminal import say
+from etymon.verbs.terminal import message_text, report_text, result_text, say
 from etymon.verbs.verb import resumes, verb
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ def compare(options: CompareOptions) -> Compared:
         given,
         options.set,
         source,
+        reading=EncodingSettings(**how.reader_options),
         resume=resumes(options.resume, folder, COMPARE_FILE),
         progress=options.progress,
         on=options.on,
@@ -154,15 +155,17 @@ def present(result: Compared, options: CompareOptions) -> None:
     print()
     for row in rows:
         scores = (
-            f"{cell} {name}" for name, cell in zip(header[1:], row[1 : len(result.results) + 1]) if cell
+            f"{result_text(str(cell))} {result_text(name)}"
+            for name, cell in zip(header[1:], row[1 : len(result.results) + 1])
+            if cell
         )
-        print(f"  {row[0]}: {', '.join(scores) or row[-1]}")
+        print(f"  {result_text(str(row[0]))}: {', '.join(scores) or result_text(str(row[-1]))}")
     for arm in result.failed:
-        print(f"  {arm.name}: {arm.reason}")
+        print(f"  {arm.name}: {message_text(arm.reason)}")
     print()
     for each in result.answers:
         for sentence in verdict_sentences(each):
-            say(sentence)
+            print(report_text(sentence))
     print()
     say(f"report  {result.report}")
     for each in result.primary:

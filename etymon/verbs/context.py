@@ -19,7 +19,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.reading import EncodingSettings
-from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.terminal import clear_line, print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -89,6 +89,6 @@ def present(result: Contexts, options: ContextOptions) -> None:
     clear_line()
     if options.json:
         return print_json(result)
-    print(*report_lines(result), sep="\n")
+    print(*report_lines(result, result_text), sep="\n")
     if options.out is not None:
-        print(f"{Path(options.out) / 'report.html'} has the curves; results.json is beside it")
+        say(f"{Path(options.out) / 'report.html'} has the curves; results.json is beside it")

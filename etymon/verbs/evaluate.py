@@ -25,7 +25,7 @@ from etymon.settings import (
 )
 from etymon.settings.decoding import DecodingSettings
 from etymon.settings.tasks import INPUT_COLUMNS, TARGET_COLUMNS, TableOptions, task_options
-from etymon.verbs.terminal import clear_line, print_json, say
+from etymon.verbs.terminal import clear_line, print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def present(result: Evaluated | SuiteResult, options: EvaluateOptions) -> None:
         clear_line()
         if options.json:
             return print_json(result, ascii=True)
-        print(*table_lines(result), sep="\n")
+        print(*table_lines(result, result_text), sep="\n")
         return say(
             f"{Path(result.folder) / 'results.json'} and the tables beside it (.md, .tex, report.html)"
         )

@@ -9,7 +9,7 @@ from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.files import format_bytes
 from etymon.settings import JsonOptions, ModelLike, OpeningOptions, argument, option, settings
-from etymon.verbs.terminal import print_json, say
+from etymon.verbs.terminal import print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _present_cells(cells: list[ExportCell], options: ExportOptions) -> None:
         for target in TARGETS:
             mine = [cell for cell in cells if (cell.family, cell.target) == (family, target)]
             heads = [cell.head for cell in mine if not cell.reason]
-            texts.append("all" if len(heads) == len(mine) else _shorten(heads, width))
+            texts.append(result_text("all") if len(heads) == len(mine) else _shorten(heads, width))
         print("".join(map(align_left, [family, *texts], [16] + [width] * len(texts))).rstrip())
     print()
     for name in TARGETS:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from etymon.display import align_left
 from etymon.settings import JsonOptions, ModelLike, Notify, Texts, WeightOptions, argument, option, settings
 from etymon.settings.reading import EncodingSettings
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def present(result: list[Filling], options: FillOptions) -> None:
             print()
         for blank, candidates in enumerate(filling.blanks, 1):
             if len(filling.blanks) > 1:
-                print(f"blank {blank}")
+                say(f"blank {blank}")
             for candidate in candidates:
                 text = align_left(candidate.text, 20)
                 print(f"{candidate.probability:8.2%}  {text}  {candidate.sentence}".rstrip())
         if len(filling.blanks) > 1:
             # Words that are the likeliest one by one need not go together: here they stand together.
-            print(f"filled    {filling.filled}")
+            say(f"filled    {filling.filled}")

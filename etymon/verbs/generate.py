@@ -24,7 +24,7 @@ from etymon.settings import (
 )
 from etymon.settings.decoding import DecodingSettings
 from etymon.settings.reading import EncodingSettings
-from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.terminal import clear_line, print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -150,6 +150,6 @@ def _present_report(result: list[Generation], options: GenerateOptions) -> None:
     clear_line()
     if options.json:
         return print_json(*map(_record, result.ways))
-    print(*result.lines(), sep="\n")
+    print(*result.lines(result_text), sep="\n")
     if options.out is not None:
-        print(f"{options.out} has it with the texts")
+        say(f"{options.out} has it with the texts")

@@ -17,7 +17,7 @@ from etymon.settings import (
 )
 from etymon.settings.reading import EncodingSettings
 from etymon.settings.tasks import RowsLike
-from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.terminal import clear_line, print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def present(result: Pairs, options: PairsOptions) -> None:
     clear_line()
     if options.json:
         return print_json(as_record(result))
-    print(*report_lines(result, options.measure, options.by_paradigm), sep="\n")
+    print(*report_lines(result, options.measure, options.by_paradigm, result_text), sep="\n")
     if options.out is not None:
         where = Path(options.out)
-        print(f"{where if where.suffix else where / 'report.html'} has all of it")
+        say(f"{where if where.suffix else where / 'report.html'} has all of it")

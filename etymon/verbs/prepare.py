@@ -128,7 +128,7 @@ def present(result: Prepared, options: PrepareOptions) -> None:
         print(f"{code}:")
         present(part, options)
     if result.languages:
-        print(f"store      {result.folder}")
+        say(f"store      {result.folder}")
         return
     summary = result.summary
     if result.skipped:

@@ -18,7 +18,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.reading import EncodingSettings
-from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.terminal import clear_line, print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def present(result: Probes, options: ProbeOptions) -> None:
     if options.json:
         return print_json(as_record(result))
     for score in result.tasks:
-        print(*report_lines(score), "", sep="\n")
+        print(*report_lines(score, result_text), "", sep="\n")
     if options.out is not None:
         place = Path(options.out) / "report.html"
-        print(f"{place} has the curves; results.json and results.csv are beside it")
+        say(f"{place} has the curves; results.json and results.csv are beside it")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from etymon.settings import ComputeOptions, JsonOptions, ModelLike, Notify, Texts, argument, option, settings
 from etymon.settings.reading import EncodingSettings
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, result_text
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -45,5 +45,5 @@ def present(result: list[Inspection], options: ReplacedOptions) -> None:
             print()
         print(inspection.text)
         for token in inspection.tokens:
-            mark = "  replaced" if token.probability > options.threshold else ""
+            mark = f"  {result_text('replaced')}" if token.probability > options.threshold else ""
             print(f"{token.probability:8.2%}  {token.token.strip()}{mark}")

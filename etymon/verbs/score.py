@@ -22,7 +22,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.reading import EncodingSettings, WordWays
-from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.terminal import clear_line, print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def present(result: list[Score], options: ScoreOptions) -> None:
         bits = "" if score.bits_per_byte is None else f"  bits per byte {score.bits_per_byte:.4f}"
         pseudo = "pseudo-" if score.kind == "pseudo-likelihood" else ""
         text = " ".join(score.text.split())
-        print(
+        say(
             f"{pseudo}log-likelihood {score.log_likelihood:.4f}  tokens {score.tokens}{bits}  "
             f"{pseudo}perplexity {score.perplexity:.4g}  {cut(text, 60)}"
         )
@@ -176,4 +176,4 @@ def present(result: list[Score], options: ScoreOptions) -> None:
             for piece, log_prob in zip(score.pieces, score.log_probs, strict=True):
                 print(f"{log_prob:10.4f}  {piece}")
         for word in score.words or ():
-            print(f"{word.surprisal:10.4f} bits  {word.word}")
+            say(f"{word.surprisal:10.4f} bits  {word.word}")

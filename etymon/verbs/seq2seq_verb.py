@@ -22,6 +22,7 @@ from etymon.settings import (
 )
 from etymon.settings.decoding import DecodingSettings
 from etymon.settings.reading import EncodingSettings
+from etymon.verbs.terminal import say
 
 if TYPE_CHECKING:
     from etymon.tasks.rewriting import Rewritten
@@ -85,4 +86,4 @@ def present(result: list[Rewritten], options: Seq2SeqOptions) -> None:
     if options.out is None:
         print(*(_line(rewritten, options.json) for rewritten in result), sep="\n")
     else:
-        print(f"{len(result):,} texts in {options.out}")
+        say(f"{len(result):,} texts in {options.out}")

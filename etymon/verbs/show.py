@@ -12,7 +12,7 @@ from etymon.files import some
 from etymon.plugins import PluginRecord
 from etymon.report.inline import Inline
 from etymon.settings import JsonOptions, OpeningOptions, argument, option, settings
-from etymon.verbs.terminal import print_json, say
+from etymon.verbs.terminal import print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -229,16 +229,17 @@ def present(result: Shown | ShownStore, options: ShowOptions) -> None:
 def _present_store(result: ShownStore) -> None:
     from etymon.text.filtering import FilterReport
 
-    print(f"token store in {result.folder}")
+    say(f"token store in {result.folder}")
     for name, counts in result.splits.items():
-        print(f"{align_left(name, 11)}{', '.join(f'{count:,} {what}' for what, count in counts.items())}")
-    print(f"tokenizer  {_row(result.tokenizer)}")
-    print(f"made of    {some(list(result.inputs), 5) or 'text that is not recognised again'}")
+        listed = ", ".join(f"{count:,} {result_text(unit)}" for unit, count in counts.items())
+        print(f"{align_left(result_text(name), 11)}{listed}")
+    say(f"tokenizer  {_row(result.tokenizer)}")
+    say(f"made of    {some(list(result.inputs), 5) or 'text that is not recognised again'}")
     if result.filtering is None:
         return
     report = FilterReport(**result.filtering)
-    print(f"filters    {_row(report.settings)}")
-    print(f"filtered   {report}")
+    say(f"filters    {_row(report.settings)}")
+    say(f"filtered   {report}")
     for reason, examples in report.examples.items():
         print(f"{reason}:")
         for example in examples:

@@ -22,7 +22,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.reading import EncodingSettings, WordWays
-from etymon.verbs.terminal import clear_line, print_json
+from etymon.verbs.terminal import clear_line, print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -189,9 +189,8 @@ def present(result: list[TextSurprisal], options: SurprisalOptions) -> None:
     # A terminal shows the beginning; a table is for a file.
     every = [word for text in result for word in text.words]
     width = min(24, max(display_width(word.word) for word in every[:SHOWN]))
-    print(
-        align_left("word", width), align_right("bits", 9), align_right("corrected", 10), "  entropy  guesses"
-    )
+    word_head, *heads = map(result_text, ("word", "bits", "corrected", "entropy", "guesses"))
+    print(align_left(word_head, width), *map(align_right, heads[:3], (9, 10, 9)), f" {heads[3]}")
     for word in every[:SHOWN]:
         corrected = "–" if word.corrected is None else f"{word.corrected:.2f}"
         guesses = ", ".join(f"{guess.token} {guess.probability:.0%}" for guess in word.guesses)
@@ -204,4 +203,4 @@ def present(result: list[TextSurprisal], options: SurprisalOptions) -> None:
         )
     if len(every) > SHOWN:
         where = f"all are in {options.out}" if options.out else "write all by --out words.csv"
-        print(f"... {len(every) - SHOWN:,} more words: {where}")
+        say(f"... {len(every) - SHOWN:,} more words: {where}")

@@ -9,7 +9,7 @@ from etymon.display import align_left
 from etymon.errors import EtymonError
 from etymon.report.inline import InlineRow
 from etymon.settings import JsonOptions, PluginOptions, option, settings
-from etymon.verbs.terminal import print_json
+from etymon.verbs.terminal import print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -63,8 +63,9 @@ def present(result: list[TaskCell], options: TasksOptions) -> None:
     names = list(dict.fromkeys(cell.task for cell in result))
     print(" " * 16 + "".join(align_left(name, 16) for name in names).rstrip())
     for family in dict.fromkeys(cell.family for cell in result):
-        ways = {cell.task: cell.way for cell in result if cell.family == family}
+        ways = {cell.task: result_text(cell.way) for cell in result if cell.family == family}
         print("".join(align_left(text, 16) for text in [family, *(ways[name] for name in names)]).rstrip())
     if reasons := dict.fromkeys(f"{cell.task}: {cell.reason}" for cell in result if cell.reason):
         print()
-        print(*reasons, sep="\n")
+        for reason in reasons:
+            say(reason)

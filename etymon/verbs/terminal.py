@@ -93,6 +93,23 @@ def say(text: str) -> None:
     print(translated(text, "result"))
 
 
+def result_text(text: str) -> str:
+    """A text of a result, such as the heading of a column, in the user's language; reports have the same
+    headings."""
+    shown = translated(text, "result")
+    return shown if shown != text else report_text(text)
+
+
+def report_text(text: str) -> str:
+    """A text that a report has as well, in the user's language."""
+    return translated(text, "report")
+
+
+def message_text(text: str) -> str:
+    """What was refused inside of a result, in the user's language."""
+    return translated(text, "message")
+
+
 def print_json(*records: Any, indent: int | None = None, ascii: bool = False) -> None:
     """What `--json` asks for, a line a record; dataclasses as they are, at any depth, and null for NaN and
     infinity."""

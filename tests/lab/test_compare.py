@@ -28,8 +28,10 @@ from etymon.lab import compare_jobs
 from etymon.lab.compare_jobs import KILLED
 from etymon.lab.compare_plan import count_kept, round_shares, split_name
 from etymon.lab.compare_results import Compared
-from etymon.lab.compare_text import read_passages
+from etymon.lab.compare_text import read_passages, read_task
+from etymon.lab.sweep_jobs import RunEnd, RunTrainer
 from etymon.runs.run_file import RunFile
+from etymon.settings.reading import EncodingSettings
 from etymon.verbs import compare as verb
 from tests import tiny
 from tests.lab.small_comparisons import compare, small_comparisons, write_pairs, write_table, write_text
@@ -345,6 +347,59 @@ def test_trials_are_equal_and_the_best_goes_on(text: Path, tmp_path: Path) -> No
         (kept,) = [entry for entry in tried if not entry.is_dropped]
         assert final.learning_rate == rates[kept.trial]
     assert set(compared.primary[0].baselines) == {"xz"}
+
+
+def test_a_learning_rate_that_fails_costs_an_arm_that_trial_alone(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = RunTrainer.__call__
+
+    def train(self: RunTrainer, job: Any) -> RunEnd:
+        # All rates of one arm, and the first and the second of the other.
+        number = int(job.folder.name.rpartition("-")[2]) if "trial" in job.folder.name else 1
+        if "round-1" in job.folder.name and (job.file.family == "gptj" or number < 3):
+            return RunEnd(reason="the loss is not finite", diverged=True)
+        return plain(self, job)
+
+    monkeypatch.setattr(RunTrainer, "__call__", train)
+    arms = ["gpt2", "gptj"]
+    compared = compare(arms, tmp_path / "out", text, trials=3, order=0)
+    assert [(arm.name, arm.reason) for arm in compared.failed] == [("gptj", "the loss is not finite")]
+    (arm,) = [arm for arm in compared.arms if not arm.reason]
+    assert [*arm.lost] == [0, 1] and arm.file.learning_rate == 0.5 * arm.rate
+    final = load_yaml(compared.folder / "runs" / arm.folder / "seed-1" / "run.yaml", RunFile)
+    assert final.learning_rate == arm.file.learning_rate
+    # What failed is not tried again.
+    monkeypatch.setattr(RunTrainer, "__call__", lambda self, job: pytest.fail(str(job.folder)))
+    compare(arms, tmp_path / "out", None, resume=True)
+
+
+def test_tables_and_pairs_are_read_in_their_encoding_now_and_on_resume(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"这家店的{'服务' if n % 2 else '早餐'}第{n}次,{'好' if n % 2 else '差'}" for n in range(60)]
+    (tmp_path / "评论.csv").write_bytes("\n".join(["评论,评价", *rows]).encode("gb18030"))
+    task = tmp_path / "情感.yaml"
+    settings = {"train": str(tmp_path / "评论.csv"), "options": {"text": "评论", "label": "评价"}}
+    task.write_text(json.dumps(settings | {"encoding": "gb18030"}), encoding="utf-8")
+    how = EncodingSettings()
+    table, read = read_task(str(task), tmp_path / "tasks", how)
+    assert read.rows[1] == {"评论": "这家店的服务第1次", "评价": "好"} and "encoding" not in table.settings
+    task.write_text(json.dumps(settings), encoding="utf-8")
+    chinese = EncodingSettings(encoding="gb18030")
+    assert read_task(str(task), tmp_path / "tasks", chinese)[1].rows == read.rows
+    with pytest.raises(EtymonError, match="it reads as gb18030"):
+        compare(["gpt2", "bert"], tmp_path / "out", text, tasks=[task])
+    # The text of the tests is ASCII, which GB18030 has as well.
+    pairs = tmp_path / "句对.csv"
+    lines = [f"第{n}家店很好。,很好第{n}家店。" for n in range(12)]
+    pairs.write_bytes("\n".join(["good,bad", *lines]).encode("gb18030"))
+    monkeypatch.setattr(comparing.Tournament, "_compete", lambda tournament: signal.SIGTERM)
+    given: dict[str, Any] = {"tasks": [task], "pairs": [pairs]}
+    compare(["gpt2", "bert"], tmp_path / "out", text, **given, encoding="gb18030")
+    assert "第0家店很好。" in (tmp_path / "out" / "pairs" / "validation.jsonl").read_text(encoding="utf-8")
+    assert "这家店的服务" in (tmp_path / "out" / "tasks" / "情感" / "train.jsonl").read_text(encoding="utf-8")
+    compare(["gpt2", "bert"], tmp_path / "out", None, **given, resume=True)
 
 
 def test_times_become_steps_once_an_arm(text: Path, tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_tables_and_their_columns(tmp_path: Path):
     table = tmp_path / "own.csv"
     table.write_text("ok,wrong,kind\nA b.,B a.,x\nC d.,D c.,y\n", encoding="utf-8")
     with pytest.raises(
-        EtymonError, match="has no columns of good and bad sentences, but ok, wrong, kind: name them"
+        EtymonError,
+        match="has no columns of good and bad sentences, but ok, wrong, kind: call them good and bad",
     ):
         read_pairs([table])
     pairs = read_pairs([table], PairColumns(good="ok", bad="wrong", paradigm="kind"))
@@ -102,6 +103,10 @@ def test_bad_data_is_refused(tmp_path: Path, blimp: Path):
     hole.write_text("good,bad\nA b.,\n", encoding="utf-8")
     with pytest.raises(EtymonError, match="column 'bad' is empty"):
         read_pairs([hole])
+    for cells in ("good,bad,UID\nA b.,B a.,\n", "good,bad,UID\nA b.,B a.,x\nA c.,C a., \n"):
+        hole.write_text(cells, encoding="utf-8")
+        with pytest.raises(EtymonError, match=r"hole.csv, line \d: column 'UID' is empty; fill it in"):
+            read_pairs([hole])
     single = tmp_path / "single.txt"
     single.write_text("A b.\n", encoding="utf-8")
     with pytest.raises(EtymonError, match="are no pairs: give tables"):

@@ -122,6 +122,9 @@ def test_one_run_proves_nothing_and_equal_runs_do_not_differ() -> None:
     (found,) = compare_arms(same, falls=False).differences
     assert found.value == 0 and found.p == 1 and found.improvement == 0.5
     assert compare_arms({"a": same["a"]}, falls=False).winner is None  # of nobody else
+    # One figure a run that no seed changes: 48% and 52% may be two labels that are always answered.
+    constant = {name: ItemScores.of([[value]] * 3) for name, value in (("a", 48.0), ("b", 52.0))}
+    assert compare_arms(constant, falls=False).winner is None
     with pytest.raises(ValueError, match="row of items"):
         ItemScores.of([])
 
