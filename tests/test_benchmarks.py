@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy import stats
 
 import etymon
 
@@ -249,3 +250,31 @@ def test_the_command_runs(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=FOLDER.parent, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["shakespeare.json"]
+
+
+def test_the_page_of_evidence_is_what_the_results_say() -> None:
+    """Its table is written by `python -m benchmarks.evidence`."""
+    from benchmarks import evidence
+
+    findings = [evidence.find(claim) for claim in evidence.CLAIMS]
+    text = evidence.PAGE.read_text(encoding="utf-8")
+    assert evidence.page(findings, text) == text
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([1.0, 1.1, 0.9], "**seen**"),
+        ([-1.0, -1.1, -0.9], "**the opposite**"),
+        ([1.0, -1.0, 0.9], "not seen at this scale"),
+    ],
+)
+def test_a_claim_is_judged_by_its_interval(differences: list[float], verdict: str) -> None:
+    from benchmarks import evidence
+
+    finding = evidence.Finding(evidence.CLAIMS[0], differences, "1 Tflop")
+    assert finding.verdict == verdict
+    lower, upper = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert finding.mean - finding.half == pytest.approx(
+        lower
+    ) and finding.mean + finding.half == pytest.approx(upper)
