@@ -18,6 +18,8 @@ myst_links_external_new_tab = False
 exclude_patterns = ["build", "_build"]
 
 html_theme = "furo"
+# The theme's own dark style underlines the names of modules.
+pygments_dark_style = "github-dark"
 html_title = "Etymon"
 html_static_path = ["_static"]
 html_css_files = ["etymon.css"]

@@ -5,6 +5,7 @@ Tables have the columns of all pages, so `reviews.csv` serves each of them. Mode
 
 from __future__ import annotations
 
+import atexit
 import csv
 import json
 import random
@@ -223,8 +224,10 @@ SMALL: dict[str, Any] = {"batch": 4, "length": 32, "progress": "silent"}
 
 @cache
 def shop() -> Path:
-    """A folder for models that are made once."""
-    return Path(mkdtemp(prefix="etymon-pages-"))
+    """A folder for models that are made once; it goes with the process."""
+    folder = Path(mkdtemp(prefix="etymon-pages-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def copied(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -326,8 +329,9 @@ WORLD: dict[str, Callable[[Path], None]] = {
     "cmn.txt": tatoeba,
     "blimp": minimal_pairs,
     "tasks": probing,
+    "tasks/past_present.txt": lambda path: probing(path.parent),
     "task.yaml": PROMPT,
-    **dict.fromkeys(("MODEL", "runs/bert", "runs/bert-pocket", "bert-base-cased", "bert-base-uncased", "runs/bert-base"), pretrained("bert")),
+    **dict.fromkeys(("MODEL", "folder-or-hub-id", "bert-folder", "runs/bert", "runs/bert-pocket", "bert-base-cased", "bert-base-uncased", "runs/bert-base"), pretrained("bert")),
     **dict.fromkeys(("bert-base-chinese", "底座", "填空", "runs/zh"), chinese_model("bert")),
     "languages.md MODEL": chinese_model("bert"),
     "languages.md FOLDER": chinese_tokenizer,

@@ -96,6 +96,12 @@ def test_every_page_says_first_what_the_reader_will_be_able_to_do(page: str) -> 
     assert text.split("\n\n")[1].startswith(OPENINGS), page
 
 
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.zh.md")))
+def test_every_chinese_page_says_first_what_the_reader_will_be_able_to_do(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert page == "index.zh.md" or text.split("\n\n")[1].startswith("读完这一页"), page
+
+
 def test_no_marks_of_a_merge_are_left() -> None:
     root = DOCS.parent
     pages = [*DOCS.rglob("*.md"), *root.glob("*.md"), root / "etymon/locale/zh/LC_MESSAGES/etymon.po"]

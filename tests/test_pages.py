@@ -245,3 +245,60 @@ def test_the_commands_of_a_page_run(blocks, tmp_path, monkeypatch, capsys):
                 with pytest.raises(SystemExit) as left:
                     cli.main(toy(words))
                 assert left.value.code == (2 if line in REFUSED else 0), f"{line}\n{capsys.readouterr().err}"
+
+
+def test_what_is_not_run_stands_on_a_page() -> None:
+    lines = [line for _, _, line in pages.all_commands()]
+    assert [key for key in (*NOT_RUN, *REFUSED) if not any(key in line for line in lines)] == []
+
+
+# ------------------------------------------------------------ and so does their Python
+
+# What a block takes for granted: names that the sentence above it speaks of.
+TAKEN_FOR_GRANTED = {
+    "adapters.md": "",
+    "attention.md": "",
+    "checkpoints.md": 'import etymon\nfolder = "runs/classify-bert/model"\ntexts = ["A film."]\nseconds = ["A book."]',
+    "context.md": "import etymon",
+    "evaluation.md": "from transformers import AutoModelForCausalLM",
+    "generation.md": "",
+    "probing.md": "",
+    "prompting.md": "",
+    "scikit-learn.md": 'texts = [f"a {word} film {number}" for number in range(10) for word in ("fine", "dull")]\n'
+    'labels = ["good", "bad"] * 10',
+}
+PYTHON_ELSEWHERE = {
+    "architecture.md": "excerpts of files",
+    "exporting.md": "tests/exports",
+    "extending.md": "tests/plugins/test_extending.py",
+    "families/bert.md": "tests/families/test_transformers.py opens such folders",
+    "languages.md": "modules of the reader's own",
+    "serving.md": "tests/server asks by the same client",
+    "sharing.md": "tests/verbs/test_push.py, with a hub of its own",
+}
+PYTHON_PAGES = {
+    page.removeprefix("docs/"): [
+        block for block in pages.blocks(page) if block.language == "python" and block.mark is None
+    ]
+    for page in pages.names()
+    if page.startswith("docs/") and not page.startswith("docs/tutorials/")
+}
+
+
+def test_the_python_of_every_page_is_run_by_somebody() -> None:
+    with_python = {page for page, found in PYTHON_PAGES.items() if found}
+    assert with_python == TAKEN_FOR_GRANTED.keys() | PYTHON_ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("page", TAKEN_FOR_GRANTED)
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    if page == "scikit-learn.md":
+        pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    with page_world.tiny_pocket_sizes():
+        exec(TAKEN_FOR_GRANTED[page], scope)
+        for block in PYTHON_PAGES[page]:
+            named = re.findall(r'"([\w./-]+)"', f"{TAKEN_FOR_GRANTED[page]}\n{block.text}")
+            page_world.furnish([name.removesuffix("/model") for name in named], page)
+            exec(compile(block.text, f"{page}:{block.line}", "exec"), scope)
