@@ -26,6 +26,9 @@ LENGTHS = (1, 7)
 """Of rows that are checked, beside the longest that a model reads."""
 LONGEST = 512
 """Where a model has no limit of its own."""
+TIE = 2e-4
+"""Of the largest answer: outputs that are closer are one, since rounding alone may turn them round."""
+TINY = 1e-30
 # Both scripts, so that a tokenizer of either has words and pieces of them to show.
 TEXTS = (
     "A model that was trained here is to say the same there: every word, every number, every 2nd decimal. ",
@@ -35,13 +38,20 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class CheckFigures:
-    """Of all inputs: the largest difference of an answer, as a share of the largest answer (or of 1), the
-    share of places where both have the same best output, and how many rows and answers were compared."""
+    """Of all inputs together."""
 
     worst: float
+    """The largest difference of an answer, as a share of the largest answer of its row (or of 1)."""
     agreement: float
+    """The share of places where both have the same best output, or one that the model cannot tell from it."""
     rows: int
     places: int
+    noise: float = 0.0
+    """All differences by all answers, root mean squares; of logits, whose sum means nothing, what deviates
+    from the mean of a place."""
+    lost: float = 0.0
+    """Probability that the model's own best outputs have more than those that the runtime prefers, on
+    average over all places. States have none."""
 
 
 def check_inputs(model: Model, head: str) -> list[CheckInputs]:
@@ -137,7 +147,8 @@ def compare_answers(
     target: ExportTarget, runner: Runner, model: Model, head: str, inputs: Sequence[CheckInputs]
 ) -> CheckFigures:
     """How far the runtime's answers to all inputs are from the model's."""
-    worst, same, places, rows = 0.0, 0, 0, 0
+    worst, same, places, rows, lost = 0.0, 0, 0, 0, 0.0
+    squares = np.zeros(2)
     for each in inputs:
         expected, actual = target.answers(model, head, each), runner.answer(each)
         if [part.shape for part in expected] != [part.shape for part in actual]:
@@ -149,18 +160,42 @@ def compare_answers(
             rows += 1
             # A maximum would pass over NaN.
             if not np.isfinite(theirs).all():
-                return CheckFigures(float("inf"), 0.0, rows, places)
-            worst = max(worst, float(np.abs(theirs - ours).max() / max(1.0, np.abs(ours).max())))
-            best = [np.atleast_2d(part).argmax(-1) for part in (theirs, ours)]
-            same, places = same + int((best[0] == best[1]).sum()), places + best[0].size
-    return CheckFigures(worst, same / places, rows, places)
+                return CheckFigures(float("inf"), 0.0, rows, places, float("inf"), 1.0)
+            scale = max(1.0, float(np.abs(ours).max()))
+            worst = max(worst, float(np.abs(theirs - ours).max()) / scale)
+            theirs_PV, ours_PV = (_by_place(head, part) for part in (theirs, ours))
+            # Of what the model itself says: its best output, and the one that the runtime prefers.
+            chosen_P1 = theirs_PV.argmax(-1)[:, None]
+            gap_P = ours_PV.max(-1) - np.take_along_axis(ours_PV, chosen_P1, -1)[:, 0]
+            same, places = same + int((gap_P <= TIE * scale).sum()), places + len(gap_P)
+            if head != STATES and ours_PV.shape[1] > 1:
+                theirs_PV, ours_PV = (part - part.mean(-1, keepdims=True) for part in (theirs_PV, ours_PV))
+                best_P = 1 / np.exp(ours_PV - ours_PV.max(-1, keepdims=True)).sum(-1)
+                lost += float((best_P * -np.expm1(-gap_P)).sum())
+            squares += [np.square(theirs_PV - ours_PV).sum(), np.square(ours_PV).sum()]
+    noise = float(np.sqrt(squares[0] / max(squares[1], TINY)))
+    return CheckFigures(worst, same / places, rows, places, noise, lost / places)
+
+
+def _by_place(head: str, answer: np.ndarray) -> np.ndarray:
+    """What is chosen between on the last axis, `[places, outputs]`: of spans the tokens of a row, of two
+    directions the words of each."""
+    whole = np.atleast_2d(answer).astype(np.float64)
+    if head == "span":
+        return whole.T
+    return np.moveaxis(whole, -1, 0).reshape(-1, whole.shape[1]) if whole.ndim == 3 else whole
 
 
 def require_close(figures: CheckFigures, tolerance: Tolerance, target: str) -> None:
     """Refuses an export that says something else than its model."""
-    if figures.worst > tolerance.worst or figures.agreement < tolerance.agreement:
+    exceeded = [
+        name for name in ("worst", "noise", "lost") if getattr(figures, name) > getattr(tolerance, name)
+    ]
+    if exceeded or figures.agreement < tolerance.agreement:
         raise EtymonError(
             f"the {target} runtime says something else than the model: the worst difference is "
-            f"{figures.worst:.2g} (at most {tolerance.worst:g}), and {figures.agreement:.1%} of the best "
-            f"outputs agree (at least {tolerance.agreement:.1%}); nothing was written"
+            f"{figures.worst:.2g} (at most {tolerance.worst:g}), the noise {figures.noise:.2g} (at most "
+            f"{tolerance.noise:g}), {figures.agreement:.1%} of the best outputs agree (at least "
+            f"{tolerance.agreement:.1%}), and {figures.lost:.2g} of probability is lost (at most "
+            f"{tolerance.lost:g}); nothing was written"
         )

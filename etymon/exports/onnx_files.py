@@ -117,11 +117,21 @@ def _split_products(graph: Any) -> None:
         if bias:
             nodes.append(helper.make_node("Add", [product, *bias], node.output, f"{node.name}_sum"))
     # A matrix that was turned and is looked up nowhere would be stored twice.
-    used = {name for node in nodes for name in node.input}
+    used = _names_read(nodes)
     kept = [weight for weight in graph.initializer if weight.name in used]
     for field, values in ((graph.node, nodes), (graph.initializer, kept), (graph.value_info, [])):
         del field[:]
         field.extend(values)
+
+
+def _names_read(nodes: Sequence[Any]) -> set[str]:
+    """Whatever nodes read, in the bodies of loops as well."""
+    names = {name for node in nodes for name in node.input}
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                names |= _names_read(attribute.g.node)
+    return names
 
 
 def _round_to_half(path: Path, rounded: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from etymon.exports.cache_program import CausalProgram, DecoderProgram, EncoderProgram
 from etymon.exports.check import model_answers
@@ -30,6 +31,7 @@ from etymon.exports.state_program import (
     memory_length,
 )
 from etymon.exports.target import EIGHT_BITS, EXACT, HALF, STATES, CheckInputs, ExportTarget
+from etymon.families.elmo.lstm import Lstm
 from etymon.families.saving import save
 from etymon.files import remove, write_json
 from etymon.nn.batch import Batch
@@ -60,6 +62,12 @@ class OnnxTarget(ExportTarget):
 
     def unsupported_model(self, model: Model, head: str) -> str | None:
         return no_program_of_model(model, head)
+
+    def unsupported_rounding(self, model: Model, head: str, quantization: str) -> str | None:
+        # ONNX Runtime 1.31 dies of a loop in fp16, and takes the process with it.
+        if quantization == "fp16" and any(isinstance(part, nn.RNNBase | Lstm) for part in model.modules()):
+            return "a state that is rounded at every token drifts: say --quantize int8, or none"
+        return None
 
     def write(self, model: Model, head: str, folder: Path, quantization: str) -> None:
         # Configuration and tokenizer as everywhere: both libraries begin with them.

@@ -75,6 +75,10 @@ def export_model(
         )
     if (reason := target.unsupported_model(model, head)) is not None:
         raise EtymonError(f"{model.family.title} cannot be exported to {target.name} ({head}): {reason}")
+    if (reason := target.unsupported_rounding(model, head, quantization)) is not None:
+        raise EtymonError(
+            f"{model.family.title} cannot be exported to {target.name} in {quantization} ({head}): {reason}"
+        )
     require_new_folder(folder)
     if model.lora is not None or model.device.type != "cpu":
         # The caller's own model stays as it is.

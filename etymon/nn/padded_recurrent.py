@@ -37,7 +37,9 @@ class PaddedPacking(Packing):
         self.layout, self.backwards = layout, backwards
         # Rows stay in their order: none is taken before another.
         self.rows = self.back = cast(Tensor, slice(None))
-        self.real_TR1 = self._turn(layout.visible_RT.transpose(0, 1)[..., None])
+        # By an index: strides of a view of choices would become conditions on its sizes.
+        visible_RT = layout.pad(layout.visible_RT.reshape(-1))
+        self.real_TR1 = self._turn(visible_RT.transpose(0, 1)[..., None])
 
     def _turn(self, x_TR: Tensor) -> Tensor:
         return x_TR.flip(0) if self.backwards else x_TR

@@ -12,7 +12,7 @@ import etymon
 from etymon.errors import EtymonError
 from etymon.exports import TARGETS, ExportCell, check, get_target
 from etymon.exports.check import check_inputs, compare_answers, model_answers
-from etymon.exports.target import CheckInputs, exportable_heads
+from etymon.exports.target import EIGHT_BITS, CheckInputs, exportable_heads
 from etymon.exports.torch_target import TorchTarget
 from etymon.exports.writing import weights_digest
 from etymon.families import REGISTRY, get_family
@@ -147,6 +147,51 @@ def test_one_wrong_row_is_found(change):
     figures = compare_answers(TorchTarget(), runner, model, "classification", inputs)
     with pytest.raises(EtymonError, match="says something else"):
         check.require_close(figures, TorchTarget.quantizations["float32"], "torch")
+
+
+class Answers:
+    """A runtime that says what it is told to."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def answer(self, inputs: CheckInputs):
+        return self.answers
+
+
+def figures_of(monkeypatch, head, ours, theirs):
+    monkeypatch.setattr(TorchTarget, "answers", lambda *arguments: [np.asarray(ours, np.float32)])
+    runner = Answers([np.asarray(theirs, np.float32)])
+    return compare_answers(TorchTarget(), runner, None, head, [CheckInputs([[1]])])
+
+
+def test_what_is_lost_is_weighed_by_what_the_model_is_sure_of(monkeypatch):
+    doubtful, sure = [[0.0, 0.1, -9.0]], [[9.0, 0.0, -9.0]]
+    turned = figures_of(monkeypatch, "vocabulary", doubtful, [[0.1, 0.0, -9.0]])
+    assert turned.agreement == 0.0 and turned.lost == pytest.approx(0.04996, abs=1e-4)
+    assert figures_of(monkeypatch, "vocabulary", sure, [[0.0, 9.0, -9.0]]).lost > 0.99
+    assert figures_of(monkeypatch, "vocabulary", sure, [[8.0, 0.0, -9.0]]).lost == 0.0
+    # Rounding alone may turn outputs round that are closer than this.
+    assert figures_of(monkeypatch, "vocabulary", [[0.0, 1e-5]], [[1e-5, 0.0]]).agreement == 1.0
+
+
+def test_noise_finds_wrong_answers_that_are_small(monkeypatch):
+    """Of a model that is hardly sure of anything, no difference is large and no probability is lost."""
+    draw = np.random.default_rng(0)
+    ours, theirs = (0.01 * draw.standard_normal((50, 20)) for _ in range(2))
+    figures = figures_of(monkeypatch, "vocabulary", ours, theirs)
+    assert figures.worst < 0.15 and figures.lost < 0.01 and figures.noise > 1
+    with pytest.raises(EtymonError, match="the noise 1"):
+        check.require_close(figures, EIGHT_BITS, "onnx")
+    # What all logits of a place share changes no probability.
+    assert figures_of(monkeypatch, "vocabulary", ours, ours + 1).noise < 1e-5
+    assert figures_of(monkeypatch, "states", ours, ours + 1).noise > 1
+
+
+def test_the_best_of_a_span_is_a_place_and_not_a_kind(monkeypatch):
+    ours = [[5.0, 0.0], [0.0, 6.0], [1.0, 1.0]]
+    assert figures_of(monkeypatch, "span", ours, ours).places == 2
+    assert figures_of(monkeypatch, "span", ours, ours[::-1]).agreement == 0.5
 
 
 def test_the_callers_model_stays_as_it_was(tmp_path):

@@ -231,6 +231,22 @@ def test_a_recurrent_program_runs_in_pytorch(tmp_path, family, head):
     assert result.check.worst < 1e-4 and result.check.agreement == 1.0
 
 
+def test_recurrent_models_have_no_half_precision(tmp_path):
+    model = exported_model("rnn", "vocabulary")
+    with pytest.raises(etymon.EtymonError, match="drifts: say --quantize int8"):
+        etymon.export(model, to="onnx", quantize="fp16", out=tmp_path / "export")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_keeps_its_weights_where_others_are_rounded(tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    model = exported_model("rnn", "vocabulary", **RECURRENT["feeding"])
+    result = etymon.export(model, to="onnx", quantize="int8", out=tmp_path / "export")
+    assert result.check.noise < 0.1
+    files = sorted(path.name for path in (tmp_path / "export" / "onnx").glob("*.onnx"))
+    assert files == ["decoder_model_quantized.onnx", "encoder_model_quantized.onnx"]
+
+
 def test_a_mix_that_norms_over_a_batch_is_refused(tmp_path):
     model = exported_model("elmo", "tagging")
     family = model.family.with_features(FeatureSettings(layer_norm=True))
