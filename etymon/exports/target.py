@@ -37,7 +37,7 @@ class Tolerance:
 # each other, many change places, and nothing is lost.
 EXACT = Tolerance(worst=1e-4, agreement=0.999, noise=1e-4, lost=1e-4)
 HALF = Tolerance(worst=0.01, agreement=0.99, noise=0.005, lost=0.001)
-EIGHT_BITS = Tolerance(worst=0.15, agreement=0.85, noise=0.1, lost=0.01)
+EIGHT_BITS = Tolerance(worst=0.25, agreement=0.85, noise=0.1, lost=0.01)
 
 
 @dataclass(frozen=True)

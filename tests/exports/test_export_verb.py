@@ -180,7 +180,7 @@ def test_noise_finds_wrong_answers_that_are_small(monkeypatch):
     draw = np.random.default_rng(0)
     ours, theirs = (0.01 * draw.standard_normal((50, 20)) for _ in range(2))
     figures = figures_of(monkeypatch, "vocabulary", ours, theirs)
-    assert figures.worst < 0.15 and figures.lost < 0.01 and figures.noise > 1
+    assert figures.worst < 0.25 and figures.lost < 0.01 and figures.noise > 1
     with pytest.raises(EtymonError, match="the noise 1"):
         check.require_close(figures, EIGHT_BITS, "onnx")
     # What all logits of a place share changes no probability.
