@@ -101,8 +101,8 @@ class Bundle:
         entry = self.entries[name]
         path = self.shards[entry.shard]
         if entry.in_slices or not entry.is_float:
-            what = "is cut into slices" if entry.in_slices else f"holds no weights (type {entry.kind})"
-            raise EtymonError(f"{name} in {self.index} {what}, which is not read here")
+            problem = "is cut into slices" if entry.in_slices else f"holds no weights (type {entry.kind})"
+            raise EtymonError(f"{name} in {self.index} {problem}, which is not read here")
         # The index is protected by checksums of its own, but not against one that was made to be wrong.
         kind = np.dtype(FLOATS[entry.kind])
         count = 1

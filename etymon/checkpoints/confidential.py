@@ -58,20 +58,20 @@ def refuse_confidential(files: Mapping[str, Path | bytes], words: Mapping[str, s
     for name, content in files.items():
         # Whole: a word that lies across two parts of a file would not be found.
         data = content if isinstance(content, bytes) else content.read_bytes()
-        for what, word in words.items():
+        for kind, word in words.items():
             if word.encode() in data:
-                raise _refusal(name, what)
+                raise _refusal(name, kind)
         if name.endswith((".safetensors", ".png")):
             continue
         text = data.decode("utf-8", errors="replace")
-        for what, pattern in SECRETS.items():
+        for kind, pattern in SECRETS.items():
             if match := re.search(pattern, text):
                 # Its beginning alone: messages end in logs.
-                raise _refusal(name, f"what looks like {what} ({match[0][:6]}...)")
+                raise _refusal(name, f"what looks like {kind} ({match[0][:6]}...)")
         is_learnt = name.rpartition("/")[2] in LEARNT or name.endswith(".model")
         if not is_learnt and (match := ABSOLUTE.search(text)):
             raise _refusal(name, f"a path of this machine ({match[0]})")
 
 
-def _refusal(name: str, what: str) -> EtymonError:
-    return EtymonError(f"{name} holds {what}: take it out there, and push again; nothing was uploaded")
+def _refusal(name: str, content: str) -> EtymonError:
+    return EtymonError(f"{name} holds {content}: take it out there, and push again; nothing was uploaded")

@@ -144,8 +144,8 @@ def _unpickle(path: Path) -> dict[str, torch.Tensor]:
         raise EtymonError(f"{path} holds a {type(state).__name__}, not tensors by name; save a state_dict")
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            what = f"{name!r} is a {type(value).__name__}, not a tensor"
-            raise EtymonError(f"{path} is not a state dict: {what}; save model.state_dict() alone")
+            problem = f"{name!r} is a {type(value).__name__}, not a tensor"
+            raise EtymonError(f"{path} is not a state dict: {problem}; save model.state_dict() alone")
     return {name: value.detach() for name, value in state.items()}
 
 

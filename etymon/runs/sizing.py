@@ -19,7 +19,8 @@ import torch
 
 from etymon.errors import EtymonError
 from etymon.families import get_family
-from etymon.nn.precision import DTYPES
+from etymon.families.model import Model
+from etymon.nn.precision import DTYPES, Precision, choose_precision
 from etymon.runs.folder import Job
 from etymon.runs.memory import TOKENS_A_STEP, Plan, with_vocabulary
 from etymon.runs.planning import TOKENS_A_WORD, measured_utilisation
@@ -82,6 +83,13 @@ def count_text(source: TextSource, file: RunFile) -> tuple[float, str]:
     if file.kind in ("byte", "character"):
         return whole * (len(sample) / sampled if file.kind == "character" else 1.0), "counted"
     return whole / BYTES_A_TOKEN, f"at {BYTES_A_TOKEN:g} bytes a token"
+
+
+def measured_precision(plan: Plan) -> Precision:
+    """What `auto` will stand for in a run of this shape on this processor."""
+    with torch.device("meta"):
+        model = Model(plan.family, plan.shape, plan.heads)
+    return choose_precision(model, torch.device("cpu"))[0]
 
 
 def operations_a_second(plan: Plan) -> float:
@@ -185,7 +193,10 @@ def _choose(
             plan = data.memory_plan()
             assert chosen is not None, "the pocket size is on offer"
             shape = with_vocabulary(chosen.shape, data.model_plan.vocabulary)
-            speed = operations_a_second(replace(plan, shape=shape, samples=list(plan.samples)[:1]))
+            plan = replace(plan, shape=shape, samples=list(plan.samples)[:1])
+            if data.file.precision == "auto":
+                plan = replace(plan, precision=measured_precision(plan))
+            speed = operations_a_second(plan)
             operations = TRAINING * speed * budget.amount
         before = chosen
         chosen = ladder.best_for_operations(curve.law, operations, **limits)

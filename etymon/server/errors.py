@@ -20,6 +20,19 @@ TYPES = {
 }
 
 
+CODES = {
+    400: "invalid_request",
+    401: "invalid_api_key",
+    403: "permission_denied",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+}
+"""Of refusals that name none of their own: clients decide by the code, and not by the words."""
+
+
 class ApiError(Exception):
     """A refusal with its status."""
 
@@ -44,7 +57,8 @@ class ApiError(Exception):
             message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
         # The type of everything that is the server's own fault.
         kind = TYPES.get(self.status, "server_error")
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        code = self.code or CODES.get(self.status, "server_error")
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": code}}
 
 
 def complaint_of(errors: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

@@ -50,6 +50,12 @@ def rewrite_texts(
 ) -> list[Rewritten]:
     """The texts rewritten, in their order; blank ones stay blank. The prefix of the published task is taken
     if none is known. With `chunk`, a text that is too long is read in parts; `notify` is told of it."""
+    # Of a model that came from elsewhere nobody knows what it was trained for.
+    if model.history and not isinstance(task_of(model, None, "text2text"), Text2Text):
+        notify(
+            f"this {model.family.title} was never trained on pairs of texts, and writes what its pretraining "
+            "taught it: fine-tune it first (etymon finetune MODEL --train pairs.tsv --source A --target B)"
+        )
     task = _task(model, prefix, published_task)
     parts = [
         _parts(task, text, f"text {number} of {len(sources)}", chunk, notify)

@@ -32,6 +32,7 @@ from etymon.text.store import ARRAYS, FORMAT, SPLITS, WORD_STARTS, SplitCounts, 
 from etymon.text.tokenizer import Tokenizer
 
 FEWEST_DOCUMENTS = 20  # below this a share of the documents says little
+FEWEST_TOKENS = 8  # of fewer, a model could learn nothing that the part held out would show
 SENTENCE = 64  # tokens: as far as that, the text held out may begin somewhere else for a sentence's sake
 DOCUMENTS = 1 << 16  # documents that are split at once
 TOKENS = 1 << 22  # tokens that are copied at once
@@ -160,9 +161,10 @@ class Staging:
         if self.share == 0 or (len(self.ends) >= FEWEST_DOCUMENTS and 0 < held_out < len(self.ends)):
             return None
         total = len(self.tokens)
-        if total < 2:
+        if total < FEWEST_TOKENS:
+            tokens = "a single token" if total == 1 else f"{total} tokens"
             raise EtymonError(
-                "the text is a single token: there is nothing to hold out for validation; add text",
+                f"the text is {tokens}: there is nothing to hold out for validation; add text",
                 code="too-little-text",
             )
         ideal = min(max(round(total * (1 - self.share)), 1), total - 1)

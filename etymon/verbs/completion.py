@@ -34,25 +34,25 @@ def answer_shell(commands: click.Group) -> int:
     return shell_complete(commands, {}, "etymon", VARIABLE, os.environ[VARIABLE])
 
 
-def complete_value(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def complete_value(context: click.Context, parameter: click.Parameter, prefix: str) -> list[CompletionItem]:
     """Families where one is asked for, and otherwise what the shell finds among files."""
     from etymon.registry import FAMILIES
 
     verbs = FAMILY_PLACES.get(parameter.name or "", ())
     families = FAMILIES if verbs is None or context.command.name in verbs else ()
-    items = [CompletionItem(name) for name in sorted(families) if name.startswith(begun)]
+    items = [CompletionItem(name) for name in sorted(families) if name.startswith(prefix)]
     # Beside names bash would drop the files, so these come only where no name fits.
-    return items or [CompletionItem(begun, type="file")]
+    return items or [CompletionItem(prefix, type="file")]
 
 
-def shell_name(asked: str) -> str:
+def shell_name(requested: str) -> str:
     """The shell that was named, or that of the user (SHELL)."""
-    name = Path(os.environ.get("SHELL", "")).name if asked == AUTO else asked
+    name = Path(os.environ.get("SHELL", "")).name if requested == AUTO else requested
     if name not in SHELLS:
         problem = (
             "SHELL names none of them"
-            if asked == AUTO
-            else f"{asked!r} is not a shell that can be completed in"
+            if requested == AUTO
+            else f"{requested!r} is not a shell that can be completed in"
         )
         raise EtymonError(f"{problem}: say --install-completion bash, zsh or fish")
     return name

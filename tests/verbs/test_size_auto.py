@@ -165,6 +165,20 @@ def test_what_was_given_is_kept_and_the_derivation_is_printed() -> None:
     assert borrowed.sizing["borrowed"] and "a relative" in lines[-6] + lines[-5] + lines[-4]
 
 
+@pytest.mark.parametrize(("precision", "timed"), [("auto", "bf16"), ("float32", "float32")])
+def test_times_are_measured_in_the_precision_of_the_run(
+    precision: str, timed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precisions = set()
+    monkeypatch.setattr("etymon.runs.sizing.choose_precision", lambda model, device: ("bf16", "measured"))
+    monkeypatch.setattr(
+        "etymon.runs.sizing.operations_a_second", lambda plan: precisions.add(plan.precision) or 1e9
+    )
+    settings = {"family": "gpt2", "size": "auto", "budget": "10m", "length": 32, "precision": precision}
+    choose_size(assemble(RunFile, settings), None, lambda note: None)
+    assert precisions == {timed}
+
+
 def test_times_are_measured_and_epochs_need_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("etymon.runs.sizing.operations_a_second", lambda plan: 1e9)
     timed = choose_size(

@@ -42,9 +42,9 @@ def read_transformer(
     before = {bool(settings.get(f"{side}_normalize_before")) for side in sides}
     unequal = [name for name, values in sizes.items() if len(values) > 1]
     if unequal or len(before) > 1 or source.shape[1] != words.shape[1]:
-        what = ", ".join(unequal) or "norms or widths"
+        differing = ", ".join(unequal) or "norms or widths"
         raise EtymonError(
-            f"{path} has other {what} in its decoder than in its encoder, which is not built here"
+            f"{path} has other {differing} in its decoder than in its encoder, which is not built here"
         )
     # Each of these would be another model.
     for key in ("no_scale_embedding", "layernorm_embedding", "adaptive_input", "adaptive_softmax_cutoff"):

@@ -94,8 +94,10 @@ def test_texts_without_content(tmp_path: Path) -> None:
         pretrain("gpt2", tmp_path / "run", data=Texts([]))
     with pytest.raises(EtymonError, match="there is no text"):
         pretrain("gpt2", tmp_path / "run", data=Texts(["", "  \n"]))
+    with pytest.raises(EtymonError, match=r"the text is [2-7] tokens: there is nothing to hold out"):
+        pretrain("gpt2", tmp_path / "run", data=Texts(["ab"]), steps=1)
     for family in FAMILIES:  # one token to train on, or none
-        with pytest.raises(EtymonError, match=r"single token|too short"):
+        with pytest.raises(EtymonError, match=r"single token|2 tokens|too short"):
             pretrain(family, tmp_path / family, data=Texts(["a"]), steps=1)
 
 
