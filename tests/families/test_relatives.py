@@ -211,9 +211,10 @@ def test_recipes_say_what_their_objectives_need() -> None:
         for size in get_family(name).sizes
     }
     assert options["roberta", "base"] == {"masking": "roberta", "packing": "full-sentences"}
-    assert options["roberta", "pocket"] == {**options["roberta", "base"], "density": 0.4}
+    pocket = {"density": 0.4, "summary": 1.0}
+    assert options["roberta", "pocket"] == {**options["roberta", "base"], **pocket}
     assert options["albert", "xxlarge"] == {"masking": "ngram"}
-    assert options["albert", "pocket"] == options["bert", "pocket"] == {"density": 0.4}
+    assert options["albert", "pocket"] == options["bert", "pocket"] == pocket
     assert options["electra", "large"] == {"density": 0.25}
     assert options["electra", "base"] == options["distilbert", "base"] == options["bert", "base"] == {}
 
