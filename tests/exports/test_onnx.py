@@ -56,16 +56,17 @@ def exported(tmp_path_factory):
     ],
 )
 def test_onnx_runtime_says_what_the_model_says(exported, family, head):
-    folder, _, result = exported(family, head)
+    folder, model, result = exported(family, head)
     assert result.check.worst < 1e-4 and result.check.agreement == 1.0
     files = {path.name for path in folder.iterdir()}
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "export.json", "onnx"} <= files
     session = session_of(folder / "onnx" / "model.onnx")
     inputs = ["input_ids", "attention_mask"]
     inputs += ["token_type_ids"] if family in ("bert", "electra", "albert", "xlnet") else []
-    assert names(session.get_inputs()) == inputs
-    outputs = {"span": ["start_logits", "end_logits"], "states": ["last_hidden_state"]}
-    assert names(session.get_outputs()) == outputs.get(head, ["logits"])
+    remembered = range(model.shape.layers if family == "transformer-xl" else 0)
+    assert names(session.get_inputs()) == inputs + [f"past_memory.{layer}" for layer in remembered]
+    outputs = {"span": ["start_logits", "end_logits"], "states": ["last_hidden_state"]}.get(head, ["logits"])
+    assert names(session.get_outputs()) == outputs + [f"present_memory.{layer}" for layer in remembered]
 
 
 def greedy(session, ids, mask, steps):
