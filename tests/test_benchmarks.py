@@ -18,7 +18,17 @@ from scipy import stats
 import etymon
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-PARTS = {"__init__", "__main__", "harness", "arms", "toy_data", "plain_mlm", "recipe_arms", "servers"}
+PARTS = {
+    "__init__",
+    "__main__",
+    "harness",
+    "arms",
+    "toy_data",
+    "plain_mlm",
+    "recipe_arms",
+    "servers",
+    "evidence",
+}
 EXPERIMENTS = (
     "encoders",
     "recipes",
