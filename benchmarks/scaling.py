@@ -374,7 +374,6 @@ def draw_picture(curves: Mapping[str, Any], path: Path) -> None:
         below.axhline(0, color="grey", linewidth=0.8)
         top.legend(fontsize=8)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 

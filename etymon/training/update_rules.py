@@ -235,7 +235,7 @@ class Muon(Optimiser):
         directions = torch._foreach_lerp(gradients, moments, MOMENTUM)
         # No part of a matrix can be made orthogonal by itself: every process gathers it, and keeps its part.
         whole_directions = [gather_whole(each, like) for each, like in zip(directions, matrices)]
-        # A small model's iterations take as long as its passes: where those are rounded, so are these.
+        # A small model's iterations are a good part of its step: where its passes are rounded, so are these.
         is_rounded = group.get("precision") == "bf16" or matrices[0].is_cuda
         updates = orthogonal(torch.stack(whole_directions), torch.bfloat16 if is_rounded else torch.float32)
         moved = [local(cut(update, like)) for update, like in zip(updates, matrices)]
