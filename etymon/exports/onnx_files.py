@@ -1,4 +1,4 @@
-"""ONNX files: traced from programs, merged, and rounded."""
+"""ONNX files: traced from programs, and merged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trace_onnx(
     """Writes a program as an ONNX file with free sizes."""
     # One buffer of protocol buffers cannot be larger; the rest goes into a file beside it.
     size = sum(parameter.numel() * parameter.element_size() for parameter in program.parameters())
-    with _quietly(), torch.no_grad():
+    with quietly(), torch.no_grad():
         exported: Any = torch.onnx.export(
             program.eval(),
             (),
@@ -49,7 +49,7 @@ def trace_onnx(
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without what the exporter says of its own workings."""
     names = ("torch.onnx", "onnxscript", "onnx_ir", "root")
     levels = {name: logging.getLogger(name).level for name in names}
@@ -62,109 +62,6 @@ def _quietly() -> Iterator[None]:
         finally:
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
-
-
-def round_file(path: Path, quantization: str) -> Path:
-    """The file with rounded weights, under the name that runtimes look for; the whole one is removed."""
-    if quantization == "float32":
-        return path
-    suffix = {"int8": "_quantized", "fp16": "_fp16"}[quantization]
-    rounded = path.with_name(f"{path.stem}{suffix}.onnx")
-    if quantization == "int8":
-        _round_to_eight_bits(path, rounded)
-    else:
-        _round_to_half(path, rounded)
-    remove(path)
-    remove(path.with_name(f"{path.name}.data"))
-    return rounded
-
-
-def _round_to_eight_bits(path: Path, rounded: Path) -> None:
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(path)
-    _split_products(model.graph)
-    onnx.save(model, path)
-    with _quietly():
-        # Unsigned weights: signed ones overflow on processors without VNNI.
-        quantize_dynamic(path, rounded, weight_type=QuantType.QUInt8, per_channel=True)
-
-
-def _split_products(graph: Any) -> None:
-    """Every `Gemm` as a product and a sum, the matrix turned round in a copy of its own. ONNX Runtime's
-    quantizer would turn it in place, even where word vectors are looked up in it."""
-    from onnx import helper, numpy_helper
-
-    weights = {weight.name: weight for weight in graph.initializer}
-    nodes, turned = [], set()
-    for node in graph.node:
-        options = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        plain = options.get("alpha", 1.0) == options.get("beta", 1.0) == 1.0 and not options.get("transA")
-        if node.op_type != "Gemm" or not plain or node.input[1] not in weights:
-            nodes.append(node)
-            continue
-        x, matrix, *bias = node.input
-        if options.get("transB"):
-            name = f"{matrix}_turned"
-            if name not in turned:
-                turned.add(name)
-                array = numpy_helper.to_array(weights[matrix]).T
-                graph.initializer.append(numpy_helper.from_array(array.copy(), name))
-            matrix = name
-        product = f"{node.output[0]}_product" if bias else node.output[0]
-        nodes.append(helper.make_node("MatMul", [x, matrix], [product], f"{node.name}_product"))
-        if bias:
-            nodes.append(helper.make_node("Add", [product, *bias], node.output, f"{node.name}_sum"))
-    # A matrix that was turned and is looked up nowhere would be stored twice.
-    used = _names_read(nodes)
-    kept = [weight for weight in graph.initializer if weight.name in used]
-    for field, values in ((graph.node, nodes), (graph.initializer, kept), (graph.value_info, [])):
-        del field[:]
-        field.extend(values)
-
-
-def _names_read(nodes: Sequence[Any]) -> set[str]:
-    """Whatever nodes read, in the bodies of loops as well."""
-    names = {name for node in nodes for name in node.input}
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                names |= _names_read(attribute.g.node)
-    return names
-
-
-def _round_to_half(path: Path, rounded: Path) -> None:
-    import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-    from onnxruntime.transformers.onnx_model import OnnxModel
-
-    with _quietly():
-        model = onnx.load(path)
-        # Inputs and outputs stay float32, so that callers need not know.
-        half = OnnxModel(
-            convert_float_to_float16(model, keep_io_types=True, node_block_list=_angle_nodes(model.graph))
-        )
-        # The converter adds the same cast for every node that reads a number.
-        unique = list({tuple(node.output): node for node in half.model.graph.node}.values())
-        del half.model.graph.node[:]
-        half.model.graph.node.extend(unique)
-        # Casts of inputs are added at the end: a branch of a merged decoder has to be in order.
-        half.topological_sort()
-    onnx.save(half.model, rounded)
-
-
-def _angle_nodes(graph: Any) -> list[str]:
-    """Sines and cosines, and all that they are computed from: a rounded angle is another position."""
-    makers = {output: node for node in graph.node for output in node.output}
-    waiting = [node for node in graph.node if node.op_type in ("Sin", "Cos")]
-    names: set[str] = set()
-    while waiting:
-        node = waiting.pop()
-        if node.name not in names:
-            names.add(node.name)
-            waiting += [makers[name] for name in node.input if name in makers]
-    return sorted(names)
 
 
 def merge_decoders(first: Path, later: Path, merged: Path) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 
 from etymon.exports.cache_program import CausalProgram, DecoderProgram, EncoderProgram
 from etymon.exports.check import model_answers
-from etymon.exports.onnx_files import merge_decoders, round_file, trace_onnx
+from etymon.exports.onnx_files import merge_decoders, trace_onnx
+from etymon.exports.onnx_rounding import round_file
 from etymon.exports.program import (
     HeadProgram,
     no_program,
@@ -187,6 +188,8 @@ class OnnxRunner:
 
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors alone
+        # As many as PyTorch has: otherwise it takes every core, whatever it was told.
+        options.intra_op_num_threads = torch.get_num_threads()
         self.signature = json.loads((files / SIGNATURE).read_text(encoding="utf-8"))
         self.head: str = self.signature["head"]
         self.sessions: dict[str, Any] = {

@@ -10,7 +10,16 @@ from pydantic import BeforeValidator
 
 from etymon.display import align_left
 from etymon.files import format_bytes, some
-from etymon.settings import JsonOptions, OpeningOptions, Spelling, argument, one_or_several, option, settings
+from etymon.settings import (
+    Files,
+    JsonOptions,
+    OpeningOptions,
+    Spelling,
+    argument,
+    one_or_several,
+    option,
+    settings,
+)
 from etymon.settings.training import DatasetName, LanguageCode
 from etymon.verbs.terminal import on_note, on_progress, print_json, say
 from etymon.verbs.verb import verb
@@ -43,7 +52,7 @@ class Pushed:
 class PushOptions(OpeningOptions, JsonOptions):
     model: str | Path = argument("a run's or a model's folder")
     name: str = argument("the repository: owner/name")
-    private: bool = option(False, "of a new repository: only you see it")
+    private: bool = option(False, "make a new repository private: only you see it")
     dry_run: bool = option(False, "show every file with its size, and send nothing")
     revision: str = option("main", "the branch to send the model to")
     milestones: bool = option(True, "send a run's milestones too, each as a branch (chck_1M)")
@@ -58,18 +67,23 @@ class PushOptions(OpeningOptions, JsonOptions):
     datasets: Annotated[tuple[DatasetName, ...], BeforeValidator(one_or_several), SEVERAL] = option(
         (), "data sets of the hub that it was trained on (the run's own)"
     )
+    results: Files = option(
+        (),
+        "results.json of evaluate --suite, pairs, probe or context, or its folder, for the card; repeatable "
+        "(those in the run's folder)",
+    )
     keep_card: bool = option(
         False, "leave the text of README.md as it is, and complete its front matter alone"
     )
-    message: str = option("Upload by etymon", "of the commits")
+    message: str = option("Upload by etymon", "message of the commits")
 
 
 @verb(PushOptions)
 def push(options: PushOptions) -> Pushed:
-    """Sent are safetensors, settings, the tokenizer, history.json, run.yaml, a picture of the curves and a
-    card with evaluation results in the hub's form. Absolute paths are shortened to their last part, and every
-    file is searched for secrets first. The token is HF_TOKEN's, or that of `hf auth login`. A repository that
-    exists is updated. After an interruption the same command goes on, and nothing is sent twice.
+    """Safetensors, settings, tokenizer, history.json, run.yaml, a picture of the curves and a card with
+    evaluation results in the hub's form are sent. Absolute paths are shortened to their last part, and every
+    file is searched for secrets first. The token is HF_TOKEN's, or that of `hf auth login`. An existing
+    repository is updated. After an interruption the same command goes on, and nothing is sent twice.
     """
     from etymon.checkpoints.upload import (
         UploadedRevision,
@@ -92,6 +106,7 @@ def push(options: PushOptions) -> Pushed:
         milestones=options.milestones,
         keep_card=options.keep_card,
         token=hub_token(),
+        results=options.results,
     )
     revisions = [PushedRevision(each.name, each.sizes()) for each in prepared.revisions]
     result = Pushed(

@@ -153,6 +153,24 @@ def test_rounded_weights_have_the_names_that_runtimes_look_for(exported, family,
     assert {value.type for value in session.get_outputs()} == {"tensor(float)"}
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bert", "bart", "xlnet"])
+def test_a_tied_matrix_of_eight_bits_is_stored_once(exported, family):
+    """Word vectors and output: one table, a scale a word, which the product reads turned round."""
+    import onnx
+
+    folder, model, _ = exported(family, "vocabulary", "int8")
+    (path,) = (
+        (folder / "onnx").glob("*model_*quantized.onnx")
+        if family != "bart"
+        else [folder / "onnx" / "decoder_model_merged_quantized.onnx"]
+    )
+    graph = onnx.load(path).graph
+    size = [model.shape.vocabulary, model.heads["vocabulary"].weight.shape[1]]
+    tables = [weight for weight in graph.initializer if sorted(weight.dims) == sorted(size)]
+    assert [list(table.dims) for table in tables] == [size]
+    assert onnx.numpy_helper.to_array(tables[0]).dtype == np.uint8
+
+
 def test_the_folder_opens_in_transformers(exported):
     from transformers import AutoConfig, AutoTokenizer
 

@@ -19,6 +19,7 @@ import torch
 
 import etymon
 from etymon.errors import EtymonError
+from etymon.families.imports.fairseq_settings import fairseq_settings
 from etymon.families.imports.pickles import load_pickle
 from etymon.nn.batch import Batch
 
@@ -43,6 +44,44 @@ def test_converted_it_gives_the_expected_outputs(name: str, cls: str, tmp_path: 
     with torch.no_grad():
         logits = model(input_ids=ids, **more).logits
     np.testing.assert_allclose(logits.numpy(), expected["logits"], rtol=0, atol=5e-6)
+
+
+def with_omegaconf(folder: Path) -> Path:
+    """The fixture of RoBERTa with its settings as objects of omegaconf."""
+    shutil.copytree(FIXTURES / "roberta", folder)
+    shutil.copy(FIXTURES / "roberta-omegaconf" / "model.pt", folder / "model.pt")
+    return folder
+
+
+def test_settings_that_are_objects_of_omegaconf_are_read_without_it(tmp_path: Path) -> None:
+    """Written by omegaconf and fairseq's own dataclasses: choices, references and numbers of numpy among them."""
+    before = set(sys.modules)
+    models = [etymon.load(folder) for folder in (with_omegaconf(tmp_path / "new"), FIXTURES / "roberta")]
+    assert models[0].shape == models[1].shape and models[0].shape.dropout == 0.1  # by a reference
+    for ours, theirs in zip(*(model.state_dict().items() for model in models), strict=True):
+        assert ours[0] == theirs[0] and torch.equal(ours[1], theirs[1])
+    assert not {"omegaconf", "fairseq"} & (set(sys.modules) - before)
+
+
+def test_code_beside_settings_of_omegaconf_is_not_run(tmp_path: Path) -> None:
+    folder = with_omegaconf(tmp_path / "one")
+    saved = torch.load(FIXTURES / "roberta" / "model.pt", weights_only=True)
+    torch.save({**saved, "cfg": {"model": Dangerous(tmp_path / "harm")}}, folder / "model.pt")
+    assert "holds code" in refusal(folder) and not (tmp_path / "harm").exists()
+
+
+def test_settings_in_any_form_are_plain_values() -> None:
+    nested = {
+        "model": argparse.Namespace(dropout="${common.rate}", encoder={"layers": 3}, missing="${no.such}"),
+        "common": {"rate": 0.3},
+    }
+    settings = fairseq_settings({"args": None, "cfg": nested}, Path("model.pt"))
+    assert settings["dropout"] == 0.3 and settings["encoder_layers"] == 3 and settings["missing"] is None
+    circle: dict[str, Any] = {"model": {"a": "${model.a}"}}
+    circle["again"] = circle
+    assert fairseq_settings({"cfg": circle}, Path("model.pt"))["a"] is None
+    with pytest.raises(EtymonError, match="has neither args nor cfg"):
+        fairseq_settings({"args": None, "cfg": {"model": None}}, Path("model.pt"))
 
 
 def test_the_original_transformer_xl_counts_its_clusters_from_the_end(tmp_path: Path) -> None:

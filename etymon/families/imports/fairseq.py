@@ -6,7 +6,6 @@ fairseq's, behind four special tokens. With `encoder.json` and `vocab.bpe` besid
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from etymon.errors import EtymonError
+from etymon.families.imports.fairseq_settings import fairseq_settings, is_fairseq_name
 from etymon.families.imports.fairseq_transformer import COUNTERS, is_transformer, read_transformer
 from etymon.families.imports.foreign import (
     ForeignModel,
@@ -27,7 +27,7 @@ from etymon.families.imports.foreign import (
     translate,
     weights_of,
 )
-from etymon.families.imports.pickles import load_pickle
+from etymon.families.imports.pickles import load_pickle, names_in_pickle
 from etymon.files import read_json
 
 PARTS = {"weight": ("weight", same), "bias": ("bias", same)}
@@ -100,12 +100,12 @@ def read_fairseq(folder: Path, heads: Collection[str] | None = None) -> ForeignM
     if not paths or not any(folder.glob("dict*.txt")):
         return None
     path = paths[0]
-    state = load_pickle(path)
+    state = load_pickle(path, [name for name in names_in_pickle(path) if is_fairseq_name(name)])
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise EtymonError(f"{path} is beside a dict.txt, but has no weights under 'model' as fairseq's have")
     # Beside weights there may be counters and the like, which are no tensors.
     weights = {str(name): tensor for name, tensor in state["model"].items() if isinstance(tensor, Tensor)}
-    settings = _settings(state, path)
+    settings = fairseq_settings(state, path)
     weights = _split_projections(weights)
     if is_transformer(weights):
         title, (pieces, config) = "Transformer", read_transformer(weights, settings, path)
@@ -119,17 +119,6 @@ def read_fairseq(folder: Path, heads: Collection[str] | None = None) -> ForeignM
     files = _tokenizer_files(folder, dictionary, config) if has_words else {}
     open_weights = partial(weights_of, pieces, weights.__getitem__, [path])
     return ForeignModel(f"fairseq's {title}", config, open_weights, [path], files, note)
-
-
-def _settings(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The model's settings: `args` of older releases, `cfg` of newer ones."""
-    args, cfg = state.get("args"), state.get("cfg")
-    if isinstance(args, argparse.Namespace):
-        return vars(args)
-    if isinstance(cfg, dict) and cfg.get("model") is not None:
-        model = cfg["model"]
-        return vars(model) if isinstance(model, argparse.Namespace) else dict(model)
-    raise EtymonError(f"{path} has neither args nor cfg, by which fairseq says what a model is")
 
 
 def _split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,10 +21,15 @@ from etymon.errors import EtymonError
 
 
 class StandIn:
-    """An object of a class that is not here: its attributes, and no code."""
+    """An object of a class that is not here: its attributes, what it was made from, and no code."""
+
+    arguments: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any) -> StandIn:
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        # A choice (an enum) is nothing but the value that it is made from.
+        made.arguments = arguments
+        return made
 
     def __setstate__(self, state: Any) -> None:
         # Slots and the like would come as something else, which no module of these codes has.
@@ -36,6 +41,20 @@ def no_backend(*arguments: Any) -> None:
     """What modules of PyTorch before 1.5 were bound to."""
 
 
+def empty_table(*arguments: Any) -> dict[Any, Any]:
+    """What a dictionary with a default for missing keys is here."""
+    return {}
+
+
+def names_in_pickle(path: Path) -> list[str]:
+    """The full names of classes and functions that a file holds beside what PyTorch opens by itself, without
+    looking any of them up."""
+    try:
+        return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    except Exception:  # of an older form, or damaged, which is found and said when it is opened
+        return []
+
+
 def load_pickle(path: Path, stand_ins: Sequence[str] = ()) -> Any:
     """What a file holds. Beside tensors and plain values, only `argparse.Namespace` and the classes in
     `stand_ins`, by their full names, may be among it."""
@@ -43,6 +62,7 @@ def load_pickle(path: Path, stand_ins: Sequence[str] = ()) -> Any:
     allowed: list[Any] = [argparse.Namespace, *((StandIn, name) for name in stand_ins)]
     if stand_ins:
         allowed.append((no_backend, "torch.nn.backends.thnn._get_thnn_function_backend"))
+        allowed.append((empty_table, "collections.defaultdict"))
     try:
         with torch.serialization.safe_globals(allowed):
             # Files from before torch 1.6 are not zip archives; those have to be read whole.
