@@ -1,10 +1,12 @@
 """Experiments of several arms and seeds, each trained for the same number of counted operations.
 
-Counting operations and not seconds lets runs share a machine. Runs are kept in ETYMON_BENCH_RUNS and go on where they were stopped.
+Counting operations and not seconds lets runs share a machine. Runs are kept in ETYMON_BENCH_RUNS and go on where they were stopped; what was
+measured of them is kept in the folder of results (`Figures`), so that an experiment of hours goes on on another machine.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import etymon
-from benchmarks.harness import TOY, machine, sized, write_result
+from benchmarks.harness import TOY, machine, results_folder, sized, write_result
 from etymon.families import get_family
 
 OPERATIONS = sized(os.environ.get("ETYMON_BENCH_FLOPS", "27Tflops"), "1step")
@@ -37,6 +39,52 @@ def small(family: str) -> list[str]:
 
 def folder(experiment: str) -> Path:
     return Path(os.environ.get("ETYMON_BENCH_RUNS", "runs")) / experiment
+
+
+def recipe_of(family: str) -> dict[str, Any]:
+    """The values of the family's pocket recipe."""
+    return get_family(family).recipe_for("pocket").values()
+
+
+def conditions_of(arm: Mapping[str, Any], **told: Any) -> dict[str, Any]:
+    """What the figures of an arm depend on beside the code: its settings, its family's recipe, and what all arms are told."""
+    return {"operations": OPERATIONS, "arm": arm, "recipe": recipe_of(arm["family"]), **told}
+
+
+class Figures:
+    """The figures of an experiment, by name, in `results/EXPERIMENT.json`. They outlive the runs that they were measured of.
+
+    Every entry says under which conditions it was measured. Under others, such as another recipe, it counts as none.
+    """
+
+    def __init__(self, experiment: str) -> None:
+        self.experiment = experiment
+
+    @property
+    def file(self) -> Path:
+        return results_folder() / f"{self.experiment}.json"
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        if not self.file.is_file():
+            return {}
+        kept: dict[str, dict[str, Any]] = json.loads(self.file.read_text(encoding="utf-8"))
+        return kept
+
+    def get(self, name: str, conditions: Mapping[str, Any]) -> dict[str, Any]:
+        """Empty where nothing was measured under these conditions."""
+        entry = self.entries().get(name)
+        # As they are read back: without tuples.
+        matches = entry is not None and entry["conditions"] == json.loads(json.dumps(conditions))
+        return entry if entry is not None and matches else {}
+
+    def keep(self, name: str, conditions: Mapping[str, Any], **figures: Any) -> None:
+        """Adds figures to those of the same name; several processes may do so at a time."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            told = {"conditions": conditions, "machine": machine()}
+            everything = {**self.entries(), name: {**self.get(name, conditions), **figures, **told}}
+            self.file.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def run_of(out: Path, seed: int, start: Callable[[dict[str, Any]], Any]) -> Path:

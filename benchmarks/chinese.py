@@ -9,6 +9,7 @@ ETYMON_BENCH_RUNS and go on where they were stopped; `python -m benchmarks.chine
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import etymon
-from benchmarks.arms import folder, keep, run_of, small
+from benchmarks.arms import SEEDS, folder, keep, run_of, small
 from benchmarks.harness import needed_corpora, sized
 from etymon.tables.table import read_table
 from etymon.text.sources import TextFiles
@@ -68,6 +69,7 @@ def write_texts() -> None:
 def kept(path: Path, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What a file holds, which is computed if there is none."""
     if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(compute()), encoding="utf-8")
     read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return read
@@ -93,10 +95,10 @@ def fit(family: str, kind: str) -> dict[str, Any]:
             "unknown_character_rate": report.unknown_character_rate,
         }
 
-    return kept(RUNS / f"{family}-{kind}-tokenizer.json", compute)
+    return kept(RUNS / "figures" / f"{family}-{kind}-tokenizer.json", compute)
 
 
-def pretrain(name: str) -> Path:
+def pretrain(name: str, seed: int) -> None:
     asked = dict(ARMS[name])
     family, kind = asked.pop("family"), asked.pop("kind")
     fit(family, kind)
@@ -108,57 +110,74 @@ def pretrain(name: str) -> Path:
             tokenizer=RUNS / f"{family}-{kind}-tokenizer", **SIZES, **asked, **{**common, "budget": PRETRAINING},
         )  # fmt: skip
 
-    return run_of(RUNS / name, 0, start)
+    run_of(RUNS / f"{name}-{seed}", seed, start)
 
 
-def judge(name: str) -> dict[str, Any]:
+def judge(name: str, seed: int) -> None:
     """Bits per byte of the development text."""
-    text = (RUNS / "dev.txt").read_text(encoding="utf-8")
-    return kept(
-        RUNS / f"{name}.json", lambda: {"bits_per_byte": etymon.score(RUNS / name, [text])[0].bits_per_byte}
-    )
+
+    def compute() -> dict[str, Any]:
+        text = (RUNS / "dev.txt").read_text(encoding="utf-8")
+        return {"bits_per_byte": etymon.score(RUNS / f"{name}-{seed}", [text])[0].bits_per_byte}
+
+    kept(RUNS / "figures" / f"{name}-{seed}.json", compute)
 
 
-def tune(name: str, task: str) -> None:
+def tune(name: str, task: str, seed: int) -> None:
     data, asked = needed_corpora(task), dict(TASKS[task])
     files = {split: [data / asked.pop(split)] for split in ("train", "validation")}
     settings = ["validate_every=1000000", "save_every=200", "precision=bf16", *asked.pop("set", [])]
 
     def start(common: dict[str, Any]) -> Any:
         return etymon.finetune(
-            RUNS / name / "model", set=settings, baselines=False, length=SIZES["length"], **files, **asked,
+            RUNS / f"{name}-{seed}" / "model", set=settings, baselines=False, length=SIZES["length"], **files, **asked,
             **{**common, "budget": TUNING},
         )  # fmt: skip
 
     def compute() -> dict[str, Any]:
-        run_of(RUNS / f"{name}-{task}", 0, start)
-        found = etymon.evaluate(
-            RUNS / f"{name}-{task}", data=files["validation"], resamples=0, metric=asked["metric"]
-        )
+        run = run_of(RUNS / f"{name}-{task}-{seed}", seed, start)
+        found = etymon.evaluate(run, data=files["validation"], resamples=0, metric=asked["metric"])
         return {asked["metric"]: found.scores[asked["metric"]].value}
 
-    kept(RUNS / f"{name}-{task}.json", compute)
+    kept(RUNS / "figures" / f"{name}-{task}-{seed}.json", compute)
 
 
-def figures() -> dict[str, dict[str, Any]]:
-    """Those that there are, by the file that keeps them."""
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*.json"))}
+def figures() -> dict[str, Any]:
+    """Those that there are: of a tokenizer one record, of a model and of a task a list by seed."""
+    there = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (RUNS / "figures").glob("*.json")
+    }
+    found = {name: there[name] for name in sorted(there) if name.endswith("-tokenizer")}
+    for name in (each for arm in ARMS for each in (arm, *(f"{arm}-{task}" for task in TASKS))):
+        if scores := [there[f"{name}-{seed}"] for seed in SEEDS if f"{name}-{seed}" in there]:
+            found[name] = scores
+    return found
+
+
+def line(name: str, each: Any) -> str:
+    if isinstance(each, dict):
+        return f"{name:<32} {', '.join(f'{key} {value:.4g}' for key, value in each.items())}"
+    (metric,) = each[0]
+    values = [score[metric] for score in each]
+    spread = f" +- {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    listed = ", ".join(f"{value:.4g}" for value in values)
+    return f"{name:<32} {metric} {statistics.mean(values):.4g}{spread} ({listed})"
 
 
 def main(arguments: Sequence[str]) -> None:
     if "--figures" not in arguments:
         write_texts()
         chosen = [name for name in arguments if name in ARMS] or list(ARMS)
-        for name in chosen:
-            pretrain(name)
-            if ARMS[name]["family"] == "gpt2":
-                judge(name)
-        for task in TASKS:
+        for seed in SEEDS:
             for name in chosen:
-                tune(name, task)
+                pretrain(name, seed)
+                if ARMS[name]["family"] == "gpt2":
+                    judge(name, seed)
+                for task in TASKS:
+                    tune(name, task, seed)
     found = figures()
     for name, each in found.items():
-        print(f"{name:<32} {', '.join(f'{key} {value:.4g}' for key, value in each.items())}")
+        print(line(name, each))
     keep("chinese", {"operations": [PRETRAINING, TUNING], "scores": found})
 
 

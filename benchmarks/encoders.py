@@ -3,7 +3,7 @@
 Pocket encoders on the same novels (or the demonstration's text where the shared data are absent), the same tokenizer,
 three seeds an arm, every arm trained for the same number of floating-point operations, which are counted and not timed:
 the runs may share the machine. Then every model is judged by linear probes on its frozen states: SST-2 and SentEval's
-probing tasks. Runs are kept in ETYMON_BENCH_RUNS and go on where they were stopped.
+probing tasks. Runs are kept in ETYMON_BENCH_RUNS and their figures in `results/encoders-runs.json`: what was measured is not trained again.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ from pathlib import Path
 from typing import Any
 
 import etymon
-from benchmarks.arms import RARELY, SEEDS, folder, keep, probed, run_of, small
+from benchmarks.arms import RARELY, SEEDS, Figures, conditions_of, folder, keep, probed, run_of, small
 from benchmarks.harness import corpora, needed_corpora, sized
 
-RUNS = folder("encoders")
+RUNS, FIGURES = folder("encoders"), Figures("encoders-runs")
 LENGTH, BATCH, VOCABULARY, STUDENT_LAYERS = sized((64, 16, 8192, 2), (32, 2, 200, 1))
 ARMS: dict[str, dict[str, Any]] = {
-    "bert": {"family": "bert", "objective": "masked"},
+    "bert": {"family": "bert"},
     "electra": {"family": "electra"},
-    "bert-static": {"family": "bert", "objective": "masked", "set": ["options.copies=1"]},
-    "student": {"family": "distilbert", "objective": "masked"},
+    "bert-static": {"family": "bert", "set": ["options.copies=1"]},
+    "student": {"family": "distilbert"},
     "student-distilled": {"family": "distilbert", "teacher": "bert", "set": ["options.masking=bert"]},
+    "bert-nsp": {"family": "bert", "objective": "masked-next-sentence", "set": ["options.density=0.4"]},
+    "bert-sop": {"family": "bert", "objective": "masked-sentence-order", "set": ["options.density=0.4"]},
 }
+"""Pocket recipes, with one thing otherwise."""
+TIMED = ("bert", "student-distilled")
 PAIRS = [
     ("electra", "bert"),
     ("bert", "bert-static"),
     ("student-distilled", "student"),
     ("student-distilled", "bert"),
+    ("bert-sop", "bert-nsp"),
 ]
 
 
@@ -76,12 +81,23 @@ def train(arm: str, seed: int, store: Path) -> Path:
     return run_of(RUNS / f"{arm}-{seed}", seed, start)
 
 
-def score(arm: str, seed: int) -> dict[str, float]:
-    """Test accuracies of the best layers, by validation."""
-    data = needed_corpora("SST-2 and SentEval's probing tasks")
-    tasks = [data / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
-    found = probed(RUNS / f"{arm}-{seed}", data=[*tasks, data / "senteval-probing"], text="sentence")
-    return {task: each["best"] for task, each in found.items()}
+def conditions(arm: str) -> dict[str, Any]:
+    return conditions_of(ARMS[arm], length=LENGTH, batch=BATCH)
+
+
+def score(arm: str, seed: int) -> dict[str, Any]:
+    """Test accuracies of the best layers, by validation, and the size of the model; trained and probed unless that is known."""
+    name = f"{arm}-{seed}"
+    if not FIGURES.get(name, conditions(arm)):
+        run = train(arm, seed, prepare())
+        data = needed_corpora("SST-2 and SentEval's probing tasks")
+        tasks = [data / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
+        found = probed(run, data=[*tasks, data / "senteval-probing"], text="sentence")
+        probes = {task: each["best"] for task, each in found.items()}
+        timed = {"sentences_a_second": round(sentences_a_second(arm))} if seed == 0 and arm in TIMED else {}
+        parameters = etymon.load(run).parameter_count()
+        FIGURES.keep(name, conditions(arm), probes=probes, parameters=parameters, **timed)
+    return FIGURES.get(name, conditions(arm))
 
 
 def sentences_a_second(arm: str) -> float:
@@ -99,10 +115,10 @@ def sentences_a_second(arm: str) -> float:
 
 def judge() -> None:
     """A table of all arms and the differences of interest, each over the same seeds."""
-    scores = {arm: [score(arm, seed) for seed in SEEDS] for arm in ARMS}
+    known = {arm: [score(arm, seed) for seed in SEEDS] for arm in ARMS}
+    scores = {arm: [each["probes"] for each in seeds] for arm, seeds in known.items()}
     tasks = sorted(scores["bert"][0])
     means = {arm: [statistics.mean(one.values()) for one in each] for arm, each in scores.items()}
-    models = {arm: etymon.load(RUNS / f"{arm}-0") for arm in ARMS}
     for arm, each in scores.items():
         parts = " ".join(f"{name} {100 * statistics.mean(one[name] for one in each):.1f}" for name in tasks)
         spread = statistics.stdev(means[arm]) if len(means[arm]) > 1 else 0.0
@@ -114,8 +130,8 @@ def judge() -> None:
         print(
             f"{one} - {other}: {statistics.mean(each):+.1f} points ({', '.join(f'{d:+.1f}' for d in each)})"
         )
-    size = {arm: model.parameter_count() for arm, model in models.items()}
-    speed = {arm: round(sentences_a_second(arm)) for arm in ("bert", "student-distilled")}
+    size = {arm: seeds[0]["parameters"] for arm, seeds in known.items()}
+    speed = {arm: known[arm][0]["sentences_a_second"] for arm in TIMED}
     keep(
         "encoders",
         {
@@ -126,12 +142,11 @@ def judge() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    store = prepare()
     chosen = [name for name in arguments if name in ARMS] or list(ARMS)
     for seed in SEEDS:
         for arm in chosen:
-            train(arm, seed, store)
-    if "--train-only" not in arguments:
+            score(arm, seed)
+    if chosen == list(ARMS):
         judge()
 
 

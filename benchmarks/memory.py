@@ -2,7 +2,8 @@
 
 On wikitext-2: Transformer-XL with its memory, without it, and GPT-2, all with segments of 64 tokens and one tokenizer, judged in bits per
 byte of the test text and by context length; XLNet's body trained by permutation and by masking, judged by probes; and ELMo,
-whose layers are judged by tags of UD-EWT: the learned mix against the last one.
+whose layers are judged by tags of UD-EWT: the learned mix against the last one. Figures of runs are kept in `results/memory-runs.json`: what was
+measured is not trained again.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import etymon
-from benchmarks.arms import RARELY, SEEDS, folder, keep, probed, run_of, small
+from benchmarks.arms import RARELY, SEEDS, Figures, conditions_of, folder, keep, probed, run_of, small
 from benchmarks.harness import needed_corpora, sized
 
-RUNS = folder("memory")
+RUNS, FIGURES = folder("memory"), Figures("memory-runs")
 LENGTH, PERMUTED_LENGTH, BATCH, MEMORY, LONGEST = sized((64, 128, 16, 128, 512), (16, 16, 2, 16, 32))
 VOCABULARIES = sized({"gpt2": 4096, "xlnet": 8192, "elmo": 40_000}, {"gpt2": 400, "xlnet": 120, "elmo": 40})
 ARMS: dict[str, dict[str, Any]] = {
@@ -26,7 +27,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "xl-forgetful": {"family": "transformer-xl", "set": ["options.memory=0"]},
     "gpt2": {"family": "gpt2"},
     "xlnet": {"family": "xlnet", "length": PERMUTED_LENGTH},
-    "xlnet-masked": {"family": "xlnet", "length": PERMUTED_LENGTH, "objective": "masked"},
+    # As many targets a sample as XLNet's recipe has.
+    "xlnet-masked": {
+        "family": "xlnet",
+        "length": PERMUTED_LENGTH,
+        "objective": "masked",
+        "set": ["options.density=0.33"],
+    },
     "elmo": {"family": "elmo"},
 }
 LANGUAGE_MODELS = ("xl", "xl-forgetful", "gpt2")
@@ -64,53 +71,64 @@ def train(arm: str, seed: int) -> Path:
 
 def bits(arm: str, run: Path) -> float:
     """Bits per byte of the test text: with as long a memory as in training, or in windows as long as its segments that
-    overlap by half; kept with the run."""
-    if (kept := run / "bits.json").is_file():
-        return float(json.loads(kept.read_text(encoding="utf-8")))
+    overlap by half."""
     test = data() / "wikitext-2" / "test.txt"
     asked: dict[str, Any] = {"memory": MEMORY, "segment": LENGTH} if arm == "xl" else {"window": LENGTH}
     (score,) = etymon.score(run, file=test, **asked)
     assert score.bits_per_byte is not None
-    kept.write_text(json.dumps(score.bits_per_byte), encoding="utf-8")
     return score.bits_per_byte
 
 
+def by_context(run: Path) -> list[float]:
+    """Bits per byte by the length of the context."""
+    out = run / "context"
+    etymon.context([run], data=[data() / "wikitext-2" / "test.txt"], longest=LONGEST, out=out)
+    (model,) = json.loads((out / "results.json").read_text(encoding="utf-8"))["models"]
+    bits: list[float] = model["bits_per_byte"]
+    return bits
+
+
+def conditions(arm: str) -> dict[str, Any]:
+    return conditions_of(ARMS[arm], length=LENGTH, batch=BATCH)
+
+
+def measure(arm: str, seed: int) -> dict[str, Any]:
+    """The figures of a run, which is trained unless they are known."""
+    name = f"{arm}-{seed}"
+    if not FIGURES.get(name, conditions(arm)):
+        run, figures = train(arm, seed), dict[str, Any]()
+        if arm in LANGUAGE_MODELS:
+            figures["bits_per_byte"] = bits(arm, run)
+            if seed == 0:
+                figures["context"] = by_context(run)
+        elif arm == "elmo":
+            figures["probes"] = probed(run, data=[data() / "ud-ewt"])
+        else:
+            tasks = [data() / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
+            figures["probes"] = probed(run, data=[*tasks, data() / "senteval-probing"], text="sentence")
+        FIGURES.keep(name, conditions(arm), **figures)
+    return FIGURES.get(name, conditions(arm))
+
+
 def judge() -> None:
-    record: dict[str, Any] = {}
+    known = {arm: [measure(arm, seed) for seed in SEEDS] for arm in ARMS}
+    record: dict[str, Any] = {"context": {}}
     for arm in LANGUAGE_MODELS:
-        found = [bits(arm, RUNS / f"{arm}-{seed}") for seed in SEEDS]
-        record[arm] = found
-        print(
-            f"{arm:<14} {statistics.mean(found):.3f} bits per byte ({', '.join(f'{one:.3f}' for one in found)})"
-        )
-    contexts = RUNS / "context" / "results.json"
-    if not contexts.is_file():
-        test = data() / "wikitext-2" / "test.txt"
-        etymon.context(
-            [RUNS / f"{arm}-0" for arm in LANGUAGE_MODELS], data=[test], longest=LONGEST, out=contexts.parent
-        )
-    measured = json.loads(contexts.read_text(encoding="utf-8"))
-    record["context"] = {Path(one["name"]).name: one["bits_per_byte"] for one in measured["models"]}
-    for name, each in record["context"].items():
-        print(f"{name:<14} by context: {', '.join(f'{bits:.3f}' for bits in each)}")
-    tasks = [data() / "glue" / "SST-2" / name for name in ("train.tsv", "dev.tsv")]
+        record[arm] = found = [each["bits_per_byte"] for each in known[arm]]
+        told = ", ".join(f"{one:.3f}" for one in found)
+        print(f"{arm:<14} {statistics.mean(found):.3f} bits per byte ({told})")
+        record["context"][f"{arm}-0"] = contexts = known[arm][0]["context"]
+        print(f"{arm:<14} by context: {', '.join(f'{bits:.3f}' for bits in contexts)}")
     for arm in ("xlnet", "xlnet-masked"):
-        each = [
-            probed(RUNS / f"{arm}-{seed}", data=[*tasks, data() / "senteval-probing"], text="sentence")
-            for seed in SEEDS
-        ]
-        means = [statistics.mean(task["best"] for task in one.values()) for one in each]
-        record[arm] = each
-        print(
-            f"{arm:<14} mean accuracy {100 * statistics.mean(means):.1f} ({', '.join(f'{100 * m:.1f}' for m in means)})"
-        )
-    each = [probed(RUNS / f"elmo-{seed}", data=[data() / "ud-ewt"]) for seed in SEEDS]
-    record["elmo"] = each
+        record[arm] = [each["probes"] for each in known[arm]]
+        means = [statistics.mean(task["best"] for task in one.values()) for one in record[arm]]
+        told = ", ".join(f"{100 * mean:.1f}" for mean in means)
+        print(f"{arm:<14} mean accuracy {100 * statistics.mean(means):.1f} ({told})")
+    record["elmo"] = [each["probes"] for each in known["elmo"]]
     for what in ("mix", "last", "best"):
-        accuracies = [statistics.mean(task[what] for task in one.values()) for one in each]
-        print(
-            f"elmo {what:<9} {100 * statistics.mean(accuracies):.2f} ({', '.join(f'{100 * a:.2f}' for a in accuracies)})"
-        )
+        accuracies = [statistics.mean(task[what] for task in one.values()) for one in record["elmo"]]
+        told = ", ".join(f"{100 * accuracy:.2f}" for accuracy in accuracies)
+        print(f"elmo {what:<9} {100 * statistics.mean(accuracies):.2f} ({told})")
     keep("memory", record)
 
 
@@ -118,8 +136,8 @@ def main(arguments: Sequence[str]) -> None:
     chosen = [name for name in arguments if name in ARMS] or list(ARMS)
     for seed in SEEDS:
         for arm in chosen:
-            train(arm, seed)
-    if "--train-only" not in arguments:
+            measure(arm, seed)
+    if chosen == list(ARMS):
         judge()
 
 

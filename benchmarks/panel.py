@@ -1,12 +1,13 @@
 """Does pretraining pay within ten minutes? Every family against new weights: `make bench-panel`.
 
 Every family at its pocket size, pretrained on the same novels for 54 Tflop (ten minutes of two quiet cores in float32) as a user without
-options would, and new weights with the same tokenizer; both fine-tuned for 5.4 Tflop, three seeds each, the model of the last step scored
-on rows that no choice looked at. Beside them a plain Transformers loop (`plain_mlm`), masked losses against the frequencies of words, and
-BLiMP's minimal pairs.
-Operations are counted, not seconds, so cells may share the machine. All is kept in ETYMON_BENCH_RUNS; the same command goes on, and given
-twice at a time it has two processes that share the families. Arguments are names of families, `plain` for the plain loop, or `--table` to
-print what there is.
+options would, and new weights with the same tokenizer; both fine-tuned for 5.4 Tflop on a whole training file and for 1 Tflop on 500 of its
+rows, three seeds each, the model of the last step scored on rows that no choice looked at. Beside them a plain
+Transformers loop (`plain_mlm`), masked losses against the frequencies of words, and BLiMP's minimal pairs.
+Operations are counted, not seconds, so cells may share the machine. Runs are kept in ETYMON_BENCH_RUNS and figures in `results/panel.json`:
+the same command goes on, on another machine as well, and given twice at a time it has two processes that share the families. A figure whose
+recipe has changed since is measured again. Arguments are names of families, `plain` for the plain loop, `--seed=0` for one seed, `--language=zh`
+for one language, or `--table` to print what there is.
 """
 
 from __future__ import annotations
@@ -26,23 +27,30 @@ import torch
 
 import etymon
 from benchmarks import plain_mlm, tasks
-from benchmarks.arms import RARELY, folder, keep, run_of, small, tuned
+from benchmarks.arms import RARELY, Figures, folder, recipe_of, run_of, small, tuned
 from benchmarks.harness import needed_corpora, sized
 from etymon.families import get_family
 from etymon.objectives import get_objective
+from etymon.tables.table import read_table
 from etymon.text.store import TokenStore
 from etymon.training.distributed import World
 from etymon.training.feeding import validation_slices
 from etymon.training.unit import TrainingUnit, evaluate
 
-RUNS = folder("panel")
+RUNS, FIGURES = folder("panel"), Figures("panel")
 PRETRAINING = sized(os.environ.get("ETYMON_PANEL_PRETRAINING", "54Tflops"), "2steps")
 TUNING = sized(os.environ.get("ETYMON_PANEL_TUNING", "5.4Tflops"), "2steps")
 SEEDS = range(sized(int(os.environ.get("ETYMON_BENCH_SEEDS", "3")), 1))
 PRECISION = sized(os.environ.get("ETYMON_PANEL_PRECISION", "auto"), "float32")
+FEW_TUNING = sized(os.environ.get("ETYMON_PANEL_FEW_TUNING", "1Tflops"), "2steps")
+FEW, FEW_ROWS = "-few", sized(500, 8)
+"""Behind the name of a task: so many rows of its training file, drawn once."""
+ENGLISH = sized(("SST-2", "UD-EWT", f"SST-2{FEW}", f"UD-EWT{FEW}"), (f"UD-EWT{FEW}",))
 PAIRS = sized(2000, 20)
 """Of multi30k, to learn translating from."""
-NEW, PRETRAINED, PLAIN = "new", "pretrained", "plain"
+NEW, UNIFORM, PRETRAINED, PLAIN = "new", "uniform", "pretrained", "plain"
+"""What is fine-tuned: new weights by the recipe; new weights whose attention begins as papers have it, where the recipe's begins at
+neighbours; the pretrained model; the one of the plain loop."""
 ORDER = (
     "bert", "t5", "electra", "gpt2", "roberta", "xlnet", "bart", "albert", "distilbert", "transformer", "gpt1", "gptj", "gpt3",
     "transformer-xl", "rnn", "elmo",
@@ -79,21 +87,27 @@ class Cell:
     def language(self) -> str:
         return "zh" if self.task in tasks.CHINESE else "en"
 
-    def result(self) -> dict[str, Any] | None:
-        kept = RUNS / "cells" / self.name / "result.json"
-        return json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else None
+    def result(self) -> dict[str, Any]:
+        """Empty where there is none yet."""
+        return FIGURES.get(self.name, conditions(self.family))
+
+
+def conditions(family: str) -> dict[str, Any]:
+    """What a figure depends on beside the code."""
+    return {"operations": PRETRAINING, "tuning": TUNING, "few": FEW_TUNING, "recipe": recipe_of(family)}
 
 
 def cells() -> Iterator[Cell]:
     """The first seed of all families first: a stopped panel is broad."""
     for seed in SEEDS:
         for family in FAMILIES:
-            english = ["SST-2", "UD-EWT"]
+            english = list(ENGLISH)
             if "encoder-decoder" in get_family(family).capabilities:
                 english.append("multi30k")
             chinese = tasks.CHINESE if family in CHINESE_FAMILIES else ()
             for task in (*english, *chinese):
-                for start in (NEW, PRETRAINED):
+                begins_near = "neighbours" in get_family(family).recipe_for("pocket").shape
+                for start in (NEW, *((UNIFORM,) if begins_near else ()), PRETRAINED):
                     yield Cell(family, task, start, seed)
             if family == "bert":
                 for task in english:
@@ -102,6 +116,11 @@ def cells() -> Iterator[Cell]:
 
 def asked(task: str) -> dict[str, Any]:
     """What `etymon.finetune` is told of a task."""
+    if task.endswith(FEW):
+        told = asked(task.removesuffix(FEW))
+        rows = read_table(told["train"][0]).rows
+        places = np.random.default_rng(0).permutation(len(rows))[:FEW_ROWS]
+        return {**told, "train": [rows[place] for place in places]}
     data = needed_corpora("the novels and the tasks")
     if task == "multi30k":
         sides = {}
@@ -124,27 +143,38 @@ def asked(task: str) -> dict[str, Any]:
     return told
 
 
+def begin(family: str, language: str, common: dict[str, Any]) -> Any:
+    """Pretrains as a user without options would: what is not told is the recipe's."""
+    toy = sized({}, {"length": 32, "batch": 2, "vocabulary": 160})
+    common = {"precision": PRECISION, "set": [*RARELY, *small(family)], **toy, **common}
+    documents = "line" if language == "zh" else "file"
+    return etymon.pretrain(family, size="pocket", data=tasks.text(language), documents=documents, **common)
+
+
+def first_tokenizer(family: str, language: str) -> Path:
+    """The tokenizer of the first seed's run; where that is on another machine, the same one again, trained by a run of one step."""
+    run = RUNS / "pretrained" / f"{family}-{language}-{SEEDS[0]}"
+    if not (run / "done").is_file():
+        out = RUNS / "tokenizers" / f"{family}-{language}"
+        run = run_of(out, SEEDS[0], lambda common: begin(family, language, {**common, "budget": "1step"}))
+    return run / "tokenizer"
+
+
 def pretrained(family: str, language: str, seed: int) -> Path:
     """A run that pretrained the family's pocket model, with the tokenizer of the first seed."""
-    out = RUNS / "pretrained" / f"{family}-{language}-{seed}"
-    teacher = pretrained("bert", language, seed) if family == "distilbert" else None
-    toy = sized({}, {"length": 32, "batch": 2, "vocabulary": 160})
-    first = None if seed == SEEDS[0] else pretrained(family, language, SEEDS[0]) / "tokenizer"
 
     def start(common: dict[str, Any]) -> Any:
-        # What is not told is the recipe's, as for a user.
-        common |= {"budget": PRETRAINING, "precision": PRECISION, "set": [*RARELY, *small(family)], **toy}
-        if teacher is not None:
-            common.pop("vocabulary", None)
-            return etymon.distill(teacher, family=family, data=tasks.text(language), **common)
-        if first is not None:
-            common |= {"tokenizer": str(first), "vocabulary": None}
-        documents = "line" if language == "zh" else "file"
-        return etymon.pretrain(
-            family, size="pocket", data=tasks.text(language), documents=documents, **common
-        )
+        common |= {"budget": PRETRAINING}
+        if family == "distilbert":
+            teacher = pretrained("bert", language, seed)
+            told = {"precision": PRECISION, "set": [*RARELY, *small(family)]}
+            toy = sized({}, {"length": 32, "batch": 2})
+            return etymon.distill(teacher, family=family, data=tasks.text(language), **told, **toy, **common)
+        if seed != SEEDS[0]:
+            common |= {"tokenizer": str(first_tokenizer(family, language)), "vocabulary": None}
+        return begin(family, language, common)
 
-    return run_of(out, seed, start)
+    return run_of(RUNS / "pretrained" / f"{family}-{language}-{seed}", seed, start)
 
 
 def plain(seed: int) -> Path:
@@ -161,93 +191,81 @@ def plain(seed: int) -> Path:
 
 
 def done(cell: Cell) -> None:
-    if cell.result() is not None:
+    if cell.result():
         return
     base = pretrained(cell.family, cell.language, cell.seed)
-    start: Any = {NEW: cell.family, PRETRAINED: base, PLAIN: None}[cell.start] or plain(cell.seed)
+    start: Any = base if cell.start == PRETRAINED else cell.family
+    if cell.start == PLAIN:
+        start = plain(cell.seed)
     scratch: dict[str, Any] = {}
-    if cell.start == NEW:
-        scratch = {"from_scratch": True, "size": "pocket", "tokenizer": base / "tokenizer"}
     told = asked(cell.task)
-    if cell.start == NEW:
+    if cell.start in (NEW, UNIFORM):
+        scratch = {"from_scratch": True, "size": "pocket", "tokenizer": base / "tokenizer"}
         told["set"] = [*told["set"], *small(cell.family)]
+    if cell.start == UNIFORM:
+        told["set"] = [*told["set"], "shape.neighbours=0.0"]
     told |= {"precision": PRECISION, "seed": cell.seed}
-    tuned(RUNS / "cells" / cell.name, start, {**told, **scratch}, TUNING)
+    out = RUNS / "cells" / cell.name
+    tuned(out, start, {**told, **scratch}, FEW_TUNING if cell.task.endswith(FEW) else TUNING)
+    figures = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    FIGURES.keep(cell.name, conditions(cell.family), **figures)
 
 
 # --- masked losses against the frequencies of words
 
 
 def masked_loss(run: Path) -> dict[str, float]:
-    """Nats a masked token (15%) of the held-out text, by the model and by the frequencies of words in the training text; kept."""
-    kept = run / "masked.json"
-    if not kept.is_file():
-        model = etymon.load(run, heads=frozenset({"vocabulary"})).eval()
-        assert model.tokenizer is not None
-        store = TokenStore.open(run / "store", model.tokenizer)
-        objective = get_objective("masked", model.tokenizer, MASKED_LENGTH)
-        slices = validation_slices(objective, store.validation, 0, rows=16, most=MASKED_SAMPLES)
-        figures = evaluate(TrainingUnit(model, objective), list(slices), World())
-        counts = store.train.token_counts.astype(float) + 1
-        seen = store.validation.token_counts.astype(float)
-        frequencies = -float(seen @ np.log(counts / counts.sum()) / seen.sum())
-        found = {"masked": figures["bits_per_target"] * math.log(2), "frequencies": frequencies}
-        kept.write_text(json.dumps(found), encoding="utf-8")
-    read: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
-    return read
-
-
-def masked_losses() -> dict[str, dict[str, float]]:
-    """Of all runs that are done, and of the plain loop."""
-    found = {
-        f"{family}-{seed}": masked_loss(run) for family, seed, run in done_runs() if family in MASKED_FAMILIES
-    }
-    for kept in sorted((RUNS / "plain").glob("*/plain.json")):
-        found[f"plain-{kept.parent.name}"] = json.loads(kept.read_text(encoding="utf-8"))
-    return found
+    """Nats a masked token (15%) of the held-out text, by the model and by the frequencies of words in the training text."""
+    model = etymon.load(run, heads=frozenset({"vocabulary"})).eval()
+    assert model.tokenizer is not None
+    store = TokenStore.open(run / "store", model.tokenizer)
+    objective = get_objective("masked", model.tokenizer, MASKED_LENGTH)
+    slices = validation_slices(objective, store.validation, 0, rows=16, most=MASKED_SAMPLES)
+    figures = evaluate(TrainingUnit(model, objective), list(slices), World())
+    counts = np.bincount(store.train.tokens, minlength=model.tokenizer.size).astype(float) + 1
+    seen = np.bincount(store.validation.tokens, minlength=len(counts)).astype(float)
+    frequencies = -float(seen @ np.log(counts / counts.sum()) / seen.sum())
+    return {"masked": figures["bits_per_target"] * math.log(2), "frequencies": frequencies}
 
 
 # --- minimal pairs
 
 
 def minimal_pairs(run: Path) -> dict[str, float]:
-    """The mean accuracy over BLiMP's paradigms but those that recipes may be chosen by; kept."""
-    kept = run / "pairs.json"
-    if not kept.is_file():
-        place = needed_corpora("BLiMP") / "blimp"
-        names = sorted(path.stem for path in place.glob("*.jsonl"))
-        reserved = set(names[:: len(names) // CHOSEN_BY][:CHOSEN_BY])
-        files = [place / f"{name}.jsonl" for name in names if name not in reserved]
-        (judged,) = etymon.pairs(run, data=files, examples=PAIRS_A_PARADIGM).models
-        overall = judged.overall["sum"]
-        found = {
-            "accuracy": overall.value,
-            "low": overall.low,
-            "high": overall.high,
-            "paradigms": overall.paradigms,
-        }
-        kept.write_text(json.dumps(found), encoding="utf-8")
-    read: dict[str, float] = json.loads(kept.read_text(encoding="utf-8"))
-    return read
+    """The mean accuracy over BLiMP's paradigms but those that recipes may be chosen by."""
+    place = needed_corpora("BLiMP") / "blimp"
+    names = sorted(path.stem for path in place.glob("*.jsonl"))
+    reserved = set(names[:: len(names) // CHOSEN_BY][:CHOSEN_BY])
+    files = [place / f"{name}.jsonl" for name in names if name not in reserved]
+    (judged,) = etymon.pairs(run, data=files, examples=PAIRS_A_PARADIGM).models
+    overall = judged.overall["sum"]
+    return {
+        "accuracy": overall.value,
+        "low": overall.low,
+        "high": overall.high,
+        "paradigms": overall.paradigms,
+    }
 
 
-def done_runs() -> Iterator[tuple[str, int, Path]]:
-    """Pretraining on English that has come to its end."""
-    for family in FAMILIES:
-        for seed in SEEDS:
-            run = RUNS / "pretrained" / f"{family}-en-{seed}"
-            if (run / "done").is_file():
-                yield family, seed, run
-
-
-def pair_accuracies() -> dict[str, dict[str, float]]:
-    found = {}
-    for family, seed, run in done_runs():
+def measure_run(family: str, seed: int) -> None:
+    """What a run that pretrained on English is asked beside its tasks."""
+    name, run = f"run-{family}-{seed}", RUNS / "pretrained" / f"{family}-en-{seed}"
+    if not (run / "done").is_file():
+        return
+    kept = FIGURES.get(name, conditions(family))
+    if family in MASKED_FAMILIES and "masked" not in kept:
+        FIGURES.keep(name, conditions(family), **masked_loss(run))
+    if "pairs" not in kept:
         try:
-            found[f"{family}-{seed}"] = minimal_pairs(run)
+            FIGURES.keep(name, conditions(family), pairs=minimal_pairs(run))
         except etymon.EtymonError as error:  # a family that cannot score
-            print(f"{family}: {error}", flush=True)
-    return found
+            FIGURES.keep(name, conditions(family), pairs=str(error))
+
+
+def measure_plain() -> None:
+    for kept in sorted((RUNS / "plain").glob("*/plain.json")):
+        figures = json.loads(kept.read_text(encoding="utf-8"))
+        FIGURES.keep(f"run-plain-{kept.parent.name}", conditions("bert"), **figures)
 
 
 # --- the table
@@ -263,8 +281,8 @@ def interval(values: Sequence[float]) -> str:
 
 
 def table() -> None:
-    """What there is, and into `benchmarks/results/`."""
-    known = {cell: result for cell in cells() if (result := cell.result()) is not None}
+    """What there is."""
+    known = {cell: result for cell in cells() if (result := cell.result())}
 
     def values(family: str, task: str, start: str) -> dict[int, float]:
         return {
@@ -273,42 +291,41 @@ def table() -> None:
             if (cell.family, cell.task, cell.start) == (family, task, start)
         }
 
-    print("| family | task | new | pretrained | gain, 95% over seeds | seeds |")
-    print("|---|---|---|---|---|---|")
+    print("| family | task | from | score | pretrained | gain, 95% over seeds | seeds |")
+    print("|---|---|---|---|---|---|---|")
     for family, task in dict.fromkeys((cell.family, cell.task) for cell in known):
-        before, after = values(family, task, NEW), values(family, task, PRETRAINED)
-        for name, start in ((family, after), (f"{family}, plain loop", values(family, task, PLAIN))):
-            if both := sorted(set(before) & set(start)):
-                means = [statistics.mean(each[seed] for seed in both) for each in (before, start)]
-                gain = interval([start[seed] - before[seed] for seed in both])
-                print(f"| {name} | {task} | {means[0]:.1f} | {means[1]:.1f} | {gain} | {len(both)} |")
-    pairs = pair_accuracies()
-    for name, pair in pairs.items():
-        print(
-            f"{name}: BLiMP {pair['accuracy']:.1f} ({pair['low']:.1f} to {pair['high']:.1f}) over {pair['paradigms']} paradigms"
-        )
-    losses = masked_losses()
-    for name, loss in losses.items():
-        print(
-            f"{name}: masked {loss['masked']:.3f} nats, frequencies {loss.get('frequencies', math.nan):.3f}"
-        )
-    keep(
-        "panel",
-        {
-            "operations": PRETRAINING,
-            "tuning": TUNING,
-            "cells": {cell.name: result for cell, result in known.items()},
-            "masked": losses,
-            "pairs": pairs,
-        },
-    )
+        after = values(family, task, PRETRAINED)
+        for start in (NEW, UNIFORM, PLAIN):
+            before = values(family, task, start)
+            if both := sorted(set(before) & set(after)):
+                means = [statistics.mean(each[seed] for seed in both) for each in (before, after)]
+                gain = interval([after[seed] - before[seed] for seed in both])
+                print(
+                    f"| {family} | {task} | {start} | {means[0]:.1f} | {means[1]:.1f} | {gain} | {len(both)} |"
+                )
+    for name, figures in sorted(FIGURES.entries().items()):
+        if isinstance(pair := figures.get("pairs"), dict):
+            print(
+                f"{name}: BLiMP {pair['accuracy']:.1f} ({pair['low']:.1f} to {pair['high']:.1f}) over {pair['paradigms']} paradigms"
+            )
+        if "masked" in figures:
+            print(
+                f"{name}: masked {figures['masked']:.3f} nats, frequencies {figures.get('frequencies', math.nan):.3f}"
+            )
 
 
 def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     chosen = [name for name in arguments if not name.startswith("--")] or (*FAMILIES, PLAIN)
+    seeds = [int(word.removeprefix("--seed=")) for word in arguments if word.startswith("--seed=")] or SEEDS
+    languages = [word.removeprefix("--language=") for word in arguments if word.startswith("--language=")]
+    languages = languages or ["en", "zh"]
     if "--table" not in arguments:
-        whole = [cell for cell in cells() if cell.arm in chosen]
+        whole = [
+            cell
+            for cell in cells()
+            if cell.arm in chosen and cell.seed in seeds and cell.language in languages
+        ]
         for arm, seed in dict.fromkeys((cell.arm, cell.seed) for cell in whole):
             with tasks.taken(RUNS, f"{arm}-{seed}") as mine:
                 for cell in whole if mine else ():
@@ -317,6 +334,10 @@ def main(arguments: Sequence[str]) -> None:
                             done(cell)
                         except etymon.EtymonError as error:
                             print(f"{cell.name}: {error}", flush=True)
+                if mine and arm == PLAIN:
+                    measure_plain()
+                elif mine:
+                    measure_run(arm, seed)
     table()
 
 
