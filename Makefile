@@ -6,7 +6,7 @@ EXTRAS := test,harness,serve,evaluate,tensorboard,cluster,filters,remote,chinese
 PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help check-gguf demo compare-demo docs test test-cluster test-sharding check check-wheel fonts chromium fuzz bench bench-encoders bench-recipes bench-scaling bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
+.PHONY: help check-gguf demo compare-demo docs test test-cluster test-sharding check check-wheel fonts chromium fuzz bench bench-encoders bench-recipes bench-scaling bench-low-resource bench-chinese bench-generation bench-recurrent bench-memory bench-attention bench-plan bench-seq2seq bench-finetuning bench-tasks bench-panel bench-demo fuzz-serve soak-serve bench-serving clean
 
 help:  ## show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -117,7 +117,7 @@ bench-panel: $(VENV)/.installed-test  ## whether ten minutes of pretraining pay,
 bench-low-resource: $(VENV)/.installed-test  ## what to do with 1, 10, 100 MB of text: tokenizer, size, languages (hours)
 	$(BIN)/python -m benchmarks.low_resource
 
-bench-chinese: $(VENV)/.installed-test  ## which tokenizer for Chinese: fit, bits per byte, tasks (twenty minutes)
+bench-chinese: $(VENV)/.installed-test  ## which tokenizer for Chinese: fit, bits per byte, tasks (an hour; ETYMON_BENCH_SEEDS=1 twenty minutes)
 	$(BIN)/python -m benchmarks.chinese
 
 bench-scaling: $(VENV)/.installed-test  ## how the loss falls with size and budget, which --size auto chooses by (an hour)
@@ -132,6 +132,9 @@ bench-encoders: $(VENV)/.installed-test  ## what each pretraining of an encoder 
 
 bench-memory: $(VENV)/.installed-test  ## what memory, permutation and mixed layers buy, at equal operations (hours)
 	$(BIN)/python -m benchmarks.memory
+
+bench-attention: $(VENV)/.installed-test  ## what attention buys a recurrent translator, by the length of a sentence (an hour)
+	$(BIN)/python -m benchmarks.attention
 
 clean:  ## remove .venv, caches and build output
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -32,12 +32,12 @@ import click
 
 import etymon
 from etymon.config import USABLE, did_you_mean, is_usable
-from etymon.errors import EtymonError, visible
+from etymon.errors import EtymonError
 from etymon.files import DISK_ERRORS
 from etymon.language import translated
 from etymon.verbs import terminal
-from etymon.verbs.help_contents import VERB_GROUPS
-from etymon.verbs.help_page import HelpContext, VerbCommand
+from etymon.verbs.help_contents import FIRST_EXAMPLES, VERB_GROUPS, value_of
+from etymon.verbs.help_page import HelpContext, HelpPage, VerbCommand
 from etymon.verbs.usage import usage_message
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 FLAG = {"yes": True, "no": False}
 """What a flag that may have a value has without one."""
-
-LONGEST_MESSAGE = 1000
 COMPLETE = "_ETYMON_COMPLETE"
 """What a shell sets that asks what could stand behind the words so far."""
 
@@ -76,10 +74,12 @@ def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoR
     except EtymonError as error:
         if debug:
             raise
-        _refuse(str(error) if error.code is None else f"{error} (see etymon help {error.code})")
+        terminal.fail(
+            str(error) if error.code is None else f"{error} (see etymon help {error.code})", arguments
+        )
     except click.UsageError as error:
         command = "etymon --help" if error.ctx is None else f"{error.ctx.command_path} --help"
-        _refuse(f"{usage_message(error)} (see {command})")
+        terminal.fail(f"{usage_message(error)} (see {command})", arguments)
     except click.exceptions.Exit as leaving:  # after help, or the version
         sys.exit(leaving.exit_code)
     except KeyboardInterrupt:
@@ -94,23 +94,14 @@ def _run(arguments: Sequence[str], verbs: Mapping[str, str], debug: bool) -> NoR
         if isinstance(error, OSError) and error.filename is not None:
             # Too long a name, no permission, a full disk.
             name = os.fsdecode(error.filename)
-            _refuse(f"cannot use {name}: {error.strerror}; mend that, or give another name")
+            terminal.fail(f"cannot use {name}: {error.strerror}; mend that, or give another name")
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             room = f"cannot write: {error.strerror}; make room, also in the temporary folder (TMPDIR)"
-            _refuse(f"{room} (see etymon help no-room)")
+            terminal.fail(f"{room} (see etymon help no-room)")
         traceback.print_exception(error.with_traceback(_without_dispatch(error.__traceback__)))
         print("etymon: this is a bug in etymon; please report it with the lines above", file=sys.stderr)
         sys.exit(1)
     sys.exit(code)
-
-
-def _refuse(message: str) -> NoReturn:
-    """Says what is wrong in one line, and leaves with exit code 2."""
-    line = translated(f"etymon: error: {message}", "message")
-    if len(message) > LONGEST_MESSAGE:  # that of a name of 3,000 characters
-        line = f"{line[: LONGEST_MESSAGE // 2]} ... {line[-LONGEST_MESSAGE // 2 :]}"
-    print(visible(line, breaks=""), file=sys.stderr)
-    sys.exit(2)
 
 
 class Commands(click.Group):
@@ -165,6 +156,11 @@ class Commands(click.Group):
                 return None
             context.fail(f"there is no verb {name!r}: {did_you_mean(name, self.list_commands(context))}")
         return command(verb)
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        assert isinstance(formatter, HelpPage)
+        formatter.write_examples(FIRST_EXAMPLES)
+        super().format_options(context, formatter)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         # click would import every verb for its summary.
@@ -324,7 +320,7 @@ def command(name: str) -> click.Command:
 
     return VerbCommand(
         name.replace("_", "-"),
-        params=[_parameter(option) for option in options],
+        params=[_parameter(name, option) for option in options],
         callback=call,
         help=verb.__doc__,
     )
@@ -348,7 +344,14 @@ class Place(click.Argument):
         return self.make_metavar(context), self.help
 
 
-def _parameter(option: Option) -> click.Parameter:
+class Switch(click.Option):
+    """A flag that is off. Help leaves its `--no-...` out, which only undoes a run file's setting."""
+
+    def get_help_record(self, context: click.Context) -> tuple[str, str]:
+        return self.opts[0], self.help or ""
+
+
+def _parameter(verb: str, option: Option) -> click.Parameter:
     kind = get_args(option.kind)[0] if is_list(option) else option.kind
     if option.words:
         choices = click.Choice([*FLAG, *option.words])
@@ -364,10 +367,13 @@ def _parameter(option: Option) -> click.Parameter:
     if option.default not in (None, "", (), False, ...) and option.kind is not bool:
         help += f"  [default: {option.default}]"
     if kind is bool:
-        return click.Option([f"{option.flag}/--no-{option.flag[2:]}", option.name], default=None, help=help)
+        names = [f"{option.flag}/--no-{option.flag[2:]}", option.name]
+        return (Switch if option.default is False else click.Option)(names, default=None, help=help)
+    value = None if isinstance(type_, click.Choice) else value_of(verb, option.name, type_)
     return click.Option(
         [option.flag, option.name],
         type=type_,
+        metavar=f"{value or 'TEXT'} ..." if is_list(option) else value,
         multiple=is_list(option),
         help=help,
         shell_complete=_complete_value if type_ is str else None,

@@ -34,6 +34,17 @@ def cut(text: str, width: int, ellipsis: str = "…") -> str:
     return split_at(text, width - display_width(ellipsis))[0].rstrip() + ellipsis
 
 
+FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20}
+"""Full-width forms of ASCII, by code point."""
+
+
+def half_width(argument: str) -> str:
+    """A word of a command line as a keyboard without full-width characters types it: ASCII letters and marks,
+    no curly quotes around it, and two hyphens where an editor made a dash of them."""
+    plain = argument.translate(FULL_WIDTH).strip("“”‘’")
+    return re.sub("^[‐‑‒–—―−]+-?(?=[A-Za-z])", "--", plain)
+
+
 def split_at(text: str, width: int) -> tuple[str, str]:
     """As many whole characters as take at most `width` cells, and the rest."""
     if text.isascii():

@@ -28,6 +28,14 @@ Context = Literal["help", "message", "progress", "report", "result"]
 
 LOCALE = Path(__file__).parent / "locale"
 _PLACE = re.compile(r"\{(\w+)\}")
+_ONE_OF_MANY = re.compile(
+    # Neither the end of a number ("2.1 tokens") or of a sum ("n + 1 tokens"), nor a total ("1 of 1 texts").
+    r"(?<![\w.,/])(?<![-+] )(?<!of )1 "
+    r"(arm|character|checkpoint|column|device|document|epoch|example|file|head|label|layer|model|pair"
+    r"|parameter|part|phase|question|row|run|sample|seed|sentence|slice|step|target|text|token|trial"
+    r"|vector|window|word)s\b"
+)
+"""Of counts that are one, the noun."""
 _INNER = {"message": "", "help": "help"}
 """Places that hold a text to look up in turn, by how their names begin: in the same context, or in `help`."""
 
@@ -53,7 +61,12 @@ def _code_of(name: str) -> str:
 def translated(text: str, context: Context, code: str | None = None) -> str:
     """The text in the user's language or that of `code`, or as it is if there is no entry for it."""
     code = language() if code is None else _code_of(code)
-    return text if code == "en" else _translate(code, context, text).text
+    return with_singulars(text) if code == "en" else _translate(code, context, text).text
+
+
+def with_singulars(text: str) -> str:
+    """The English text with "1 step" for "1 steps"; code writes every count with a plural."""
+    return _ONE_OF_MANY.sub(r"1 \1", text)
 
 
 class PlacedEntry(NamedTuple):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before anything imports a Hugging Face library: tests never reach for the network.
@@ -22,6 +24,8 @@ with contextlib.suppress(ImportError):
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from etymon import plugin_settings, plugins, registry  # noqa: E402
+
 torch.set_num_threads(1)
 
 
@@ -33,3 +37,30 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared data at {folder}; set ETYMON_SHARED to the folder that holds it")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_plugin_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test sees what another one has opened."""
+    # Set, so that it is restored to what it was, whatever opening a plugin does to it.
+    monkeypatch.setenv(plugins.NAMED, "")
+    yield
+    if registry.registered_plugins or registry.recorded_plugins:
+        forget_plugins()
+
+
+def forget_plugins() -> None:
+    """As in a new process."""
+    for table in (
+        plugins._origins,
+        plugins._opened,
+        registry.registered_plugins,
+        registry.recorded_plugins,
+        plugin_settings._noted,
+    ):
+        table.clear()
+    registry._is_named_open = False
+    for table in registry.TABLES.values():
+        vars(table).pop("entry_points", None)
+    for name in [name for name in sys.modules if name.startswith(plugins.PREFIX)]:
+        del sys.modules[name]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import etymon
 from etymon.cli import command_options, module_of
-from etymon.language import _PLACE, LOCALE, _fill, read_po
-from etymon.verbs.help_contents import EXAMPLES, OPTION_GROUPS, VERB_GROUPS
+from etymon.language import _PLACE, LOCALE, _fill, read_po, translated
+from etymon.registry import OBJECTIVES, TASKS
+from etymon.verbs.help_contents import EXAMPLES, FIRST_EXAMPLES, OPTION_GROUPS, VERB_GROUPS
 
 ROOT = Path(etymon.__file__).parent
 CATALOGUE = LOCALE / "zh" / "LC_MESSAGES" / "etymon.po"
@@ -112,35 +113,59 @@ def phrases(text: str) -> list[str]:
 def help_texts() -> list[str]:
     """Summaries, explanations, examples and options of all verbs, and headings."""
     texts: dict[str, None] = dict.fromkeys([*VERB_GROUPS, *OPTION_GROUPS, "More options", "Examples"])
-    texts |= {purpose: None for examples in EXAMPLES.values() for _, purpose in examples}
+    texts |= {purpose: None for examples in [*EXAMPLES.values(), FIRST_EXAMPLES] for _, purpose in examples}
     for verb in etymon.VERBS:
         for part in getattr(module_of(verb), verb).__doc__.split("\n\n"):
             texts[" ".join(part.split())] = None
         texts |= {" ".join(option.help.split()): None for option in command_options(verb)}
+    # Refusals of `--set options.NAME=...` quote these.
+    for table in (OBJECTIVES, TASKS):
+        for fields in (getattr(table.find(name).Options, "__pydantic_fields__", {}) for name in table):
+            texts |= {
+                " ".join(field.description.split()): None for field in fields.values() if field.description
+            }
     return [text for text in texts if not re.fullmatch(r"[\w-]+(, [\w-]+)*", text)]  # names alone
 
 
 def note_strings() -> set[Literals]:
-    """What runs and verbs note while they work."""
+    """What is noted, and warned of, while a verb works."""
     found: set[Literals] = set()
-    for name, tree in trees():
-        if name.split("/")[0] not in ("runs", "training", "lab", "text"):
-            continue
+    for _, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args:
                 called = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                if called in ("note", "on_note", "notify"):
+                if called in ("note", "on_note", "notify", "warning"):
                     found |= set(strings_in(node.args[0]))
     return {literals for literals in found if len(re.findall("[a-z]", "".join(literals))) > 3}
+
+
+def result_strings() -> set[Literals]:
+    """Lines of results on a terminal."""
+    calls = (
+        node for _, tree in trees() for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args
+    )
+    said = [call.args[0] for call in calls if getattr(call.func, "id", "") == "say"]
+    strings = {literals for node in said for literals in _shown_strings(node)}
+    return {literals for literals in strings if len(re.findall("[a-z]", "".join(literals))) > 3}
 
 
 def refusal_strings() -> set[Literals]:
     """What refusals say, and the phrases that a function sets into its own."""
     found: set[Literals] = set()
-    for _, tree in trees():
+    for name, tree in trees():
         for function in ast.walk(tree):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 found |= _refusals_of(function)
+            # What a setting's own check says becomes a part of a refusal.
+            called = (
+                function.func.id
+                if isinstance(function, ast.Call) and isinstance(function.func, ast.Name)
+                else ""
+            )
+            if called == "ValueError" and name.split("/")[0] in ("settings", "objectives"):
+                found |= set(strings_in(function.args[0]))
+            if called == "strict" and len(function.args) > 2:
+                found |= set(strings_in(function.args[2]))
     names = re.compile(r"--[\w-]+( \w+)? $")  # an option before a text that has its own entry
     return {literals for literals in found if len(re.findall("[a-z]", names.sub("", "".join(literals)))) > 3}
 
@@ -221,7 +246,7 @@ def entries(*contexts: str) -> list[str]:
 
 
 def missing(context: str) -> list[Literals]:
-    """What has no entry: of `help`, of notes and refusals (`message`), or of reports."""
+    """What has no entry: of `help`, of notes and refusals (`message`), of results on a terminal, or of reports."""
     known = entries(context)
     if context == "help":
         # Some list what is in a table of the library: their entries have a place for it.
@@ -231,6 +256,11 @@ def missing(context: str) -> list[Literals]:
             for text in help_texts()
         }
         return [(text,) for text in has_entry if not has_entry[text]]
+    if context == "result":
+        # A line of a result is put together more freely than a message: with numbers in its places it is translated.
+        lines = {literals: "7".join(literals) for literals in result_strings()}
+        missing = [each for each, line in lines.items() if translated(line, context, "zh") == line]
+        return sorted(each for each in missing if not any(can_make(each, text) for text in known))
     strings = note_strings() | refusal_strings() if context == "message" else page_strings()
     missing = [literals for literals in strings if not any(can_make(literals, text) for text in known)]
     # Some entries are of a whole message, with the phrases that the source sets into it.
@@ -247,7 +277,7 @@ def _has_phrase(text: str, literals: Literals) -> bool:
 
 
 if __name__ == "__main__":
-    for context in ("help", "message", "report"):
+    for context in ("help", "message", "result", "report"):
         for literals in missing(context):
             text = "".join(part + f"{{place{i}}}" * (i < len(literals)) for i, part in enumerate(literals, 1))
             print(f'msgctxt "{context}"\nmsgid {json.dumps(text, ensure_ascii=False)}\nmsgstr ""\n')

@@ -340,6 +340,8 @@ WORLD: dict[str, Callable[[Path], None]] = {
     **dict.fromkeys(("runs/gpt2", "runs/gpt2-pocket", "runs/mine", "runs/demo", "gpt2"), pretrained("gpt2")),
     "runs/gpt2-pocket/milestones/chck_5M": copied("chck_5M", lambda path: (milestones(path.parent / "kept"), shutil.copytree(path.parent / "kept/milestones/chck_5M", path))),
     **dict.fromkeys(("runs/transformer-xl", "runs/xl"), pretrained("transformer-xl")),
+    "runs/t5": pretrained("t5"),
+    "runs/bart": pretrained("bart"),
     "elmo-folder": pretrained("elmo"),
     "gpt1": pretrained("gpt1"),
     "t5-small": pretrained("t5"),

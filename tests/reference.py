@@ -175,8 +175,9 @@ def speed_picture() -> str:
         'aria-label="Speed of a training step beside Transformers">'
         "<style>text{font:13px system-ui,sans-serif;fill:#1c2430}.head{font-weight:600;font-size:14px}.small{font-size:11px;fill:#5f6b7a}"
         ".figure{font-weight:600}.bar{fill:#2563eb}.spread{stroke:#1c2430;stroke-width:1.2;fill:none;opacity:.55}.one{stroke:#5f6b7a;stroke-dasharray:4 3}"
-        "@media (prefers-color-scheme:dark){text{fill:#e6eaf0}.small{fill:#98a4b3}.bar{fill:#6ea8fe}.spread{stroke:#fff}.one{stroke:#98a4b3}}</style>"
-        f'<text class="head" x="{left}" y="20">Training step: times faster than Transformers, each in its best precision</text>'
+        "</style>"
+        f'<rect width="{right}" height="{height}" fill="#ffffff"/>'  # the site turns it round at night
+        f'<text class="head" x="{left}" y="20">Times faster than Transformers, each in its best precision</text>'
         f'<path class="one" d="M{one:.1f},{top - 6}V{bottom}"/><text class="small" x="{one + 4:.1f}" y="{bottom + 12}">1x: Transformers</text>'
         f'{"".join(parts)}<text class="small" x="{left}" y="{height - 8}">{escape(note)}</text></svg>\n'
     )
@@ -209,18 +210,18 @@ def speed() -> str:
         "",
     ]
     left = measured()
+    processors = [each["machine"]["processor"] for each in left]
+    letters = dict(zip(dict.fromkeys(name for name in processors if name != "not recorded"), "ABCDEFGH"))
+    lines += [
+        f"Processors: {'; '.join(f'{letter}: {name}' for name, letter in letters.items())}. Without a letter, it was not recorded.",
+        "",
+    ]
+    if slower := [each for each in left if each["ratio"] < 1]:
+        lines += _speed_table("Where we are slower", slower, letters)
     for title, begin in GROUPS.items():
         chosen = [each for each in left if each["name"].startswith(begin)]
         left = [each for each in left if each not in chosen]
-        lines += [f"## {title}", "", "| what | beside | ratio | measured |", "|---|---|---|---|"]
-        for each in chosen:
-            low, high = each["spread"]
-            processor = each["machine"]["processor"].replace("not recorded", "processor not recorded")
-            what, peer = (str(each[key]).replace("|", "\\|") for key in ("what", "peer"))
-            lines.append(
-                f"| {what} | {peer} | **{each['ratio']:.2f}** ({low:.2f} to {high:.2f}) | {each['machine']['date']}, {processor} |"
-            )
-        lines.append("")
+        lines += _speed_table(title, chosen, letters)
     lines += [
         "How each figure came about, and what gained nothing, is in the [lab notes](lab-notes.md).",
         "",
@@ -228,6 +229,19 @@ def speed() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _speed_table(title: str, chosen: list[dict[str, Any]], letters: dict[str, str]) -> list[str]:
+    lines = [f"## {title}", "", "| what | beside | ratio | measured |", "|---|---|---|---|"]
+    last = ""
+    for each in chosen:
+        low, high = each["spread"]
+        what, peer = (str(each[key]).replace("|", "\\|") for key in ("what", "peer"))
+        # What was measured stands once for the rows that compare it.
+        what, last = ("" if what == last else what), what
+        machine = f"{each['machine']['date']} {letters.get(each['machine']['processor'], '')}".strip()
+        lines.append(f"| {what} | {peer} | **{each['ratio']:.2f}** ({low:.2f} to {high:.2f}) | {machine} |")
+    return [*lines, ""]
 
 
 def compare_picture() -> str:

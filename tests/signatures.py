@@ -11,6 +11,8 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,15 +20,15 @@ from typing import Any
 
 import etymon
 from etymon.settings import Option, options_of
+from etymon.settings.adversarial import AdversarialSettings
 from etymon.settings.decoding import DecodingSettings
 from etymon.settings.tasks import TASK_OPTIONS
 from etymon.settings.training import (
-    AdversarialSettings,
     FeatureSettings,
     LoraSettings,
     PhaseFile,
 )
-from etymon.verbs.help_contents import EXAMPLES
+from etymon.verbs.help_contents import EXAMPLES, OPTION_GROUPS, PAGES, grouped_options
 from etymon.verbs.verb import signature_of
 
 ROOT = Path(etymon.__file__).parent
@@ -145,7 +147,8 @@ def verb_reference() -> str:
     parts = [
         "# All verbs",
         "Written from their declarations by `python -m tests.signatures`. Each is a command (`etymon VERB --help`) and a "
-        "function of the same name (`etymon.VERB(...)`); the settings of training are in [settings.md](settings.md).",
+        "function of the same name (`etymon.VERB(...)`); the settings of training are in [settings.md](settings.md). What many verbs have in the same words is told "
+        "[at the end](#options-of-many-verbs).",
         "\n".join(
             [
                 "| verb | |",
@@ -154,23 +157,56 @@ def verb_reference() -> str:
             ]
         ),
     ]
+    shown = {
+        name: [each for each in _verb(name).options if each.seen_by in ("all", "command line")]
+        for name in etymon.VERBS
+    }
+    counts = Counter(_option_row(option) for options in shown.values() for option in options)
+    shared: dict[str, dict[str, None]] = {heading: {} for heading in OPTION_GROUPS}
     for name, summary in etymon.VERBS.items():
-        verb = getattr(import_module(f"etymon.verbs.{name}"), name)
-        shown = [option for option in verb.options if option.seen_by in ("all", "command line")]
-        places = [option for option in shown if option.is_argument]
+        options = {option.name: option for option in shown[name] if not option.is_argument}
+        places = [option for option in shown[name] if option.is_argument]
         usage = " ".join([f"etymon {name}", *(option.name.upper() for option in places), "[OPTIONS]"])
-        explained = " ".join((inspect.getdoc(verb.__wrapped__) or "").split())
-        rows = [
-            f"| {option.name.upper() if option.is_argument else f'`{option.flag}`'} | {_usual(option)} | "
-            f"{option.limits} | {option.help.replace('|', '&#124;')} |"
-            for option in [*places, *sorted((o for o in shown if not o.is_argument), key=lambda o: o.flag)]
-        ]
-        table = "\n".join(["| | default | range | |", "|---|---|---|---|", *rows])
+        explained = " ".join((inspect.getdoc(_verb(name).__wrapped__) or "").split())
         examples = "\n".join(f"# {purpose}\netymon {line}" for line, purpose in EXAMPLES[name])
+        page = f"[{PAGES[name]}]({PAGES[name]}.md)"
+        rows, elsewhere = [_option_row(option) for option in places], []
+        for heading, names in grouped_options(name, options).items():
+            rows_here = {each: _option_row(options[each]) for each in names}
+            # What many verbs have in the same words is told once.
+            common = [each for each in names if heading in shared and counts[rows_here[each]] >= MANY]
+            rows += [row for each, row in rows_here.items() if each not in common]
+            if common:
+                shared[heading] |= dict.fromkeys(rows_here[each] for each in common)
+                anchor = re.sub("[^a-z ]", "", heading.lower()).replace(" ", "-")
+                flags = ", ".join(f"`{options[each].flag}`" for each in common)
+                elsewhere.append(f"- [{heading}](#{anchor}): {flags}")
         parts.append(
-            f"## {name}\n\n{summary} {explained}\n\n```\n{usage}\n```\n\n```sh\n{examples}\n```\n\n{table}"
+            f"## {name}\n\n**{summary}** How to use it: {page}.\n\n{explained}\n\n```\n{usage}\n```\n\n"
+            f"```sh\n{examples}\n```\n\n{_table(rows)}"
         )
+        if elsewhere:
+            parts.append("\n".join(elsewhere))
+    parts.append("## Options of many verbs")
+    parts += [f"### {heading}\n\n{_table(rows)}" for heading, rows in shared.items() if rows]
     return "\n\n".join(parts) + "\n"
+
+
+MANY = 3
+"""Verbs that have an option in the same words."""
+
+
+def _verb(name: str) -> Any:
+    return getattr(import_module(f"etymon.verbs.{name}"), name)
+
+
+def _option_row(option: Option) -> str:
+    name = option.name.upper() if option.is_argument else f"`{option.flag}`"
+    return f"| {name} | {_usual(option)} | {option.limits} | {option.help.replace('|', '&#124;')} |"
+
+
+def _table(rows: Iterable[str]) -> str:
+    return "\n".join(["| | default | range | |", "|---|---|---|---|", *rows])
 
 
 def _usual(option: Option) -> str:

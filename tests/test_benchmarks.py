@@ -30,6 +30,7 @@ PARTS = {
     "evidence",
 }
 EXPERIMENTS = (
+    "attention",
     "encoders",
     "recipes",
     "memory",
@@ -37,7 +38,6 @@ EXPERIMENTS = (
     "plan",
     "low_resource",
     "chinese",
-    "panel",
     "demo",
     "comparing",
     "scaling",
@@ -102,7 +102,7 @@ def real_results() -> dict[str, float]:
 
 def test_every_module_is_tried_here() -> None:
     modules = {path.stem for path in FOLDER.glob("*.py")} - PARTS
-    assert modules == {name.replace("-", "_") for name in COMPARISONS} | set(EXPERIMENTS)
+    assert modules == {name.replace("-", "_") for name in COMPARISONS} | {*EXPERIMENTS, "panel"}
     assert list(COMPARISONS) == list(import_module("benchmarks.__main__").BENCHMARKS)
 
 
@@ -132,6 +132,23 @@ def recover_known_law(module: Any) -> None:
         assert fitted.loss(*cell) == pytest.approx(law.loss(*cell), rel=0.05)
 
 
+def test_the_panel_measures_every_cell_once_and_again_when_the_recipe_has_changed(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_module("benchmarks.panel")
+    module.main([])
+    kept = json.loads((results / "panel.json").read_text(encoding="utf-8"))
+    cells = list(module.cells())
+    assert all(0 <= kept[cell.name]["value"] <= 100 for cell in cells)
+    assert kept["run-bert-0"]["masked"] > 0 and kept["run-bert-0"]["pairs"]["paradigms"] == 1
+    monkeypatch.setattr(module, "RUNS", results / "elsewhere")
+    module.done(cells[0])
+    assert not (results / "elsewhere" / "pretrained").exists(), "a figure outlives its run"
+    usual = module.conditions
+    monkeypatch.setattr(module, "conditions", lambda family: {**usual(family), "recipe": {"clip": 0.5}})
+    assert not cells[0].result()
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> None:
     module = import_module(f"benchmarks.{name}")
@@ -145,7 +162,9 @@ def test_an_experiment_runs_and_keeps_its_figures(name: str, results: Path) -> N
         assert all(score["bits_per_byte"] > 0 for each in kept["scores"].values() for score in each)
     elif name == "chinese":
         tuned = {f"{arm}-{task}" for arm in module.ARMS for task in module.TASKS}
-        assert tuned <= set(kept["scores"]) and kept["scores"]["gpt2-unigram"]["bits_per_byte"] > 0
+        assert tuned <= set(kept["scores"]) and kept["scores"]["gpt2-unigram"][0]["bits_per_byte"] > 0
+    elif name == "attention":
+        assert all(0 <= each["long"] <= 100 for arm in kept["scores"].values() for each in arm)
     elif name == "plan":
         (run,) = kept["runs"]
         assert 0.4 < run["ratios"]["bytes"] < 2.5 and run["ratios"]["step_seconds"] > 0
@@ -185,7 +204,8 @@ def test_figures_of_another_processor_are_kept_and_those_of_the_same_are_replace
 
 def test_recorded_figures_name_their_machine() -> None:
     for path in (FOLDER / "results").glob("*.json"):
-        for record in json.loads(path.read_text(encoding="utf-8"))["machines"]:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        for record in kept.get("machines") or kept.values():  # those of single runs stand by their names
             assert record["machine"]["processor"] and record["machine"]["threads"], path.name
 
 

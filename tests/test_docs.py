@@ -42,6 +42,12 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         assert bool(loaded) != is_whole and not [address for address in loaded if "//" in address], page
 
 
+def test_only_programs_are_coloured(site: Path) -> None:
+    page = (site / "explaining.html").read_text(encoding="utf-8")
+    printed = page[page.index("BERT, masked-next-sentence") - 200 :][:700]
+    assert "highlight-none" in printed and 'class="k' not in printed and 'class="ow' not in printed
+
+
 def test_search_finds_chinese_and_english_words(site: Path) -> None:
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     terms = json.loads(index[index.index("(") + 1 : index.rindex(")")])["terms"]
@@ -80,6 +86,13 @@ def test_the_moving_picture_is_what_was_recorded() -> None:
     assert (DOCS / "pictures/run.svg").read_text(encoding="utf-8") == terminal_picture.picture(
         DOCS / "pictures/run.json"
     ), "python -m tests.terminal_picture"
+
+
+def test_pictures_leave_the_dark_page_to_the_site() -> None:
+    # The site turns pictures round at night. One that does so itself would be turned twice, and could not be read.
+    pictures = list((DOCS / "pictures").glob("*.svg"))
+    assert pictures
+    assert not [path for path in pictures if "prefers-color-scheme" in path.read_text(encoding="utf-8")]
 
 
 OPENINGS = ("After this page you", "After this page your")

@@ -9,7 +9,17 @@ import pytest
 
 import etymon
 from etymon import cli
-from etymon.verbs.help_contents import EXAMPLES, NEEDED, OPTION_GROUPS, VERB_GROUPS, grouped_options
+from etymon.verbs.help_contents import (
+    EXAMPLES,
+    FIRST_EXAMPLES,
+    NEEDED,
+    OPTION_GROUPS,
+    PAGES,
+    VALUES,
+    VERB_GROUPS,
+    grouped_options,
+)
+from tests.pages import DOCS
 
 LONGEST_EXAMPLE = 108
 """Characters: wider than that, a terminal breaks them."""
@@ -21,16 +31,25 @@ def test_every_verb_has_an_example_and_a_group():
     assert sorted(names) == sorted(etymon.VERBS)
 
 
-@pytest.mark.parametrize("verb", EXAMPLES)
+def test_every_verb_has_a_page_that_shows_how_to_use_it():
+    assert PAGES.keys() == etymon.VERBS.keys()
+    for verb, page in PAGES.items():
+        assert f"etymon {verb}" in (DOCS / f"{page}.md").read_text(encoding="utf-8"), (verb, page)
+
+
+@pytest.mark.parametrize("verb", [*EXAMPLES, None])
 def test_examples_parse_and_their_values_are_allowed(verb):
-    for line, purpose in EXAMPLES[verb]:
+    for line, purpose in FIRST_EXAMPLES if verb is None else EXAMPLES[verb]:
         words = shlex.split(line)
-        assert words[0] == verb and purpose and len(f"etymon {line}") <= LONGEST_EXAMPLE
+        assert words[0] == (verb or words[0]) and purpose and len(f"etymon {line}") <= LONGEST_EXAMPLE
+        if "--help" in words:
+            continue
         _, *words = cli.spread(words)
-        context = cli.command(verb).make_context(verb, words)
+        name = shlex.split(line)[0]
+        context = cli.command(name).make_context(name, words)
         given = {name: value for name, value in context.params.items() if value not in (None, ())}
         # Types, ranges and choices of all settings, as when the verb is called.
-        getattr(cli.module_of(verb), verb).read(given)
+        getattr(cli.module_of(name), name).read(given)
 
 
 @pytest.mark.parametrize("verb", etymon.VERBS)
@@ -51,6 +70,34 @@ def test_groups_name_options_that_there_are():
     assert len({*grouped}) == len(grouped) and not {*grouped} - {"help"} - {*set().union(*names.values())}
 
 
+def test_values_are_named_for_options_that_there_are():
+    names = {verb: {option.name for option in cli.command_options(verb)} for verb in etymon.VERBS}
+    known = {each.removesuffix("_") for each in set().union(*names.values())}
+    for word in " ".join(VALUES.values()).split():
+        verb, _, name = word.rpartition(".")
+        assert name in (names[verb] if verb else known), word
+
+
+def test_values_are_shown_in_words_and_flags_that_are_off_by_one_name(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        cli.main(["finetune", "--help"])
+    page = capsys.readouterr().out
+    for shown in ("--train FILE ...", "--text COLUMN", "--lora N", "--epochs NUMBER", "--set NAME=VALUE ..."):
+        assert f"  {shown} " in page, shown
+    assert not re.search(r" (INTEGER|FLOAT)\b", page)
+    assert "--no-dry-run" not in page and "--verify / --no-verify" in page
+
+
+def test_the_first_page_begins_with_what_to_type(capsys):
+    with pytest.raises(SystemExit):
+        cli.main([])
+    page = capsys.readouterr().out
+    assert "  etymon demo\n" in page and page.index("Examples:") < page.index("Options:") < page.index(
+        "Begin:"
+    )
+
+
 def test_a_page_shows_examples_then_what_everybody_needs(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
@@ -60,6 +107,6 @@ def test_a_page_shows_examples_then_what_everybody_needs(capsys, monkeypatch):
     assert headings[:3] == ["Examples", "Positional arguments", "Options"] and len({*headings}) == len(
         headings
     )
-    assert page.index("--data") < page.index("--budget TEXT") < page.index("--layer-decay")
+    assert page.index("--data") < page.index("--budget BUDGET") < page.index("--layer-decay")
     for line, _ in EXAMPLES["pretrain"]:
         assert f"  etymon {line}\n" in page, "an example is never broken"

@@ -25,7 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "families": {"nn", "checkpoints", "report", "text.framing", "text.tokenizer"},
     "objectives": {"nn", "sampling"},
     "training": {"objectives", "checkpoints", "report"},
-    "generation": {"families", "text.token_stream"},
+    "generation": {"families", "text.readable", "text.token_stream"},
     "tasks": {"objectives", "generation", "tables"},
     "explaining": {"training", "families"},
     "runs": {"tasks", "training", "report", "explaining"},

@@ -10,6 +10,7 @@ import pytest
 
 import etymon
 from etymon.report.inline import Inline, ResultList, ShadedText, live_curve, render_inline, shaded_spans
+from etymon.text.sources import Texts
 from etymon.verbs.predict import Predicted
 from tests import tiny
 from tests.generation.conftest import tiny_model
@@ -54,6 +55,38 @@ def test_lists_of_results_are_lists_and_one_table(gpt2):
     assert isinstance(texts, list) and isinstance(texts, ResultList)
     assert html(texts).count("<tr>") == 3
     assert html(texts[0]).count("<tr>") == 2
+
+
+def test_print_says_the_same_in_words(gpt2, tmp_path):
+    texts = etymon.generate(gpt2, ["a", "b"], max_new_tokens=2)
+    lines = str(texts).splitlines()
+    assert lines[0].split() == ["prompt", "text", "log-probability"] and len(lines) == 3
+    assert re.search("bits per byte +[0-9.]+\n", str(etymon.score(gpt2, ["the river crossed"])[0]))
+    assert str(etymon.explain("gpt2", "The cat.")).startswith("Every token is predicted")
+    with small_runs.with_test_sizes():
+        run = small_runs.pretrain("gpt2", tmp_path / "run")
+    shown = str(run)
+    assert "validation bits per byte" in shown and "Linear" not in shown and str(run.model_folder) in shown
+
+
+def test_tokens_are_shown_as_people_read_them(gpt2):
+    (score,) = etymon.score(gpt2, ["the river crossed 好"])
+    assert "Ġ" not in html(score) and "".join(score.pieces) == r"the␣river crossed␣\xe5\xa5\xbd"
+
+
+def test_the_runs_of_a_comparison_draw_nothing_into_a_notebook(tmp_path, monkeypatch):
+    for name in ("_in_notebook", "_can_draw"):
+        monkeypatch.setattr(f"etymon.training.progress.{name}", lambda: True)
+
+    def run(self, jobs):
+        raise LookupError(*(job.run.progress for job in jobs))
+
+    monkeypatch.setattr("etymon.lab.compare_jobs.IsolatedExecutor.run", run)
+    with small_runs.with_test_sizes(), pytest.raises(LookupError, match="'silent'"):
+        etymon.compare(
+            ["gpt2", "bert"], data=Texts(tiny.texts(60)), budget="2ktokens", size="test", length=32, vocabulary=300,
+            order=0, out=tmp_path / "compared",
+        )  # fmt: skip
 
 
 def test_scores_shade_what_was_not_expected(gpt2):

@@ -74,7 +74,8 @@ def test_every_entry_is_said_by_the_source():
 def test_nothing_of_reports_and_summaries_is_missing():
     known = {text for context, text, _ in ENTRIES if context == "help"}
     assert not [summary for summary in etymon.VERBS.values() if summary not in known]
-    assert not messages.missing("report"), "python -m tests.messages lists entries to fill in"
+    for context in ("report", "result"):
+        assert not messages.missing(context), "python -m tests.messages lists entries to fill in"
 
 
 def test_nothing_of_options_is_missing():
@@ -260,6 +261,34 @@ def test_common_refusals_are_chinese(arguments, chinese, capsys, tmp_path, monke
     ), line
 
 
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("BERT pocket: 1 steps", "BERT pocket: 1 step"),
+        ("1 texts in a.npy", "1 text in a.npy"),
+        ("2 x 1 tokens, 1 layers of 4 heads", "2 x 1 token, 1 layer of 4 heads"),
+        ("21 steps, 1,1 rows, 2.1 tokens and n + 1 tokens", None),
+        ("1 of 1 texts", None),
+        ("1 loss a step", None),
+    ],
+)
+def test_one_of_something_is_singular(text, shown, monkeypatch):
+    monkeypatch.setenv("ETYMON_LANGUAGE", "en")
+    assert translated(text, "message") == (shown or text)
+
+
+def test_a_run_of_one_step_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("ETYMON_LANGUAGE", "en")
+    (tmp_path / "a.txt").write_text("The cat sat on the mat.\n" * 200)
+    small = ["shape.dim=32", "shape.layers=1", "shape.heads=2"]
+    etymon.pretrain(
+        "gpt2", data=tmp_path / "a.txt", out=tmp_path / "run", vocabulary=270, length=16, batch=2, steps=1,
+        set=small, progress="plain",
+    )  # fmt: skip
+    shown = capsys.readouterr().err
+    assert "parameters: 1 step\n" in shown and "1 steps" not in shown
+
+
 def test_an_exception_stays_english(chinese):
     with pytest.raises(EtymonError, match="there is no family 'bort': did you mean 'bert'"):
         etymon.show("bort", size="pocket")
@@ -287,7 +316,7 @@ def test_help_is_chinese_and_fits_its_width(verb, chinese, capsys, monkeypatch):
 
 def test_help_without_a_translation_is_english(other_language, capsys):
     page = run(capsys, "pretrain", "--help")[0]
-    assert "Train a model on your own text." in page and "samples a step" in page
+    assert "Train a model on your own text." in page and "samples per step" in page
 
 
 class Headings(HTMLParser):
@@ -386,3 +415,22 @@ def test_reading_the_catalogue_waits_until_it_is_needed():
 def test_the_catalogue_is_installed_with_the_package():
     settings = (Path(etymon.__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     assert '"**/*.po"' in settings
+
+
+def test_what_a_chinese_keyboard_types_is_noted(chinese, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("评论.csv").write_text("评论\n很好\n", encoding="utf-8")
+    for typed, plain, arguments in (
+        ("——family", "--family", "tokenizer ——family bert"),
+        ("–-family", "--family", "tokenizer –-family bert"),
+        ("评论．csv", "评论.csv", "tokenizer --family bert --data 评论．csv --out a"),
+        ("“评论”", "评论", "tokenizer --family bert --data 评论.csv --column “评论” --out a"),
+        ("options．masking", "options.masking", "pretrain bert --data 评论.csv --set options．masking=bert"),
+        ("width，t2s", "width,t2s", "tokenizer --data 评论.csv --out a --normalise width，t2s"),
+    ):
+        note, line = run(capsys, *arguments.split())[1].splitlines()
+        assert line.startswith("etymon：错误：")
+        assert note.startswith("etymon：提示：") and repr(typed) in note and repr(plain) in note
+    # Nothing of what nobody refuses, nor of the commas of a Chinese text.
+    assert len(run(capsys, "explain", "bort", "你好，世界。")[1].splitlines()) == 1
+    assert len(run(capsys, "explain", "没有，没有", "你好，世界。")[1].splitlines()) == 1

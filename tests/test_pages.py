@@ -26,6 +26,7 @@ STANDS_FOR = {
     "家族": "bert",
     "FAMILY": "bert",
 }
+OF_OTHER_PROGRAMS = {"--nnodes"}  # torchrun
 OMITTED = re.compile(r"\.\.\.|…+")
 
 
@@ -71,6 +72,29 @@ def test_every_command_of_a_page_is_one_that_the_command_line_takes(page: str) -
                 parse(line)
             except (AssertionError, click.UsageError, etymon.EtymonError) as error:
                 wrong.append(f"{place}:{number}: {line}: {error}")
+    assert wrong == []
+
+
+def test_every_option_that_a_sentence_names_is_one_of_some_verb() -> None:
+    flags = {
+        flag
+        for verb in etymon.VERBS
+        for each in cli.command(verb).params
+        for flag in (*each.opts, *each.secondary_opts)
+    }
+    flags |= {
+        "--help",
+        "--version",
+        "--install-completion",
+        "--show-completion",
+        "--no-resume",
+    } | OF_OTHER_PROGRAMS
+    wrong = [
+        f"{page}: {flag}"
+        for page in pages.names()
+        for flag in re.findall(r"(?<!`)`(--[a-z][a-z0-9-]+)[^`\n]*`(?!`)", pages.read(page))
+        if flag not in flags
+    ]
     assert wrong == []
 
 
@@ -268,7 +292,7 @@ TAKEN_FOR_GRANTED = {
     'labels = ["good", "bad"] * 10',
 }
 PYTHON_ELSEWHERE = {
-    "architecture.md": "excerpts of files",
+    "adding.md": "excerpts of files",
     "exporting.md": "tests/exports",
     "extending.md": "tests/plugins/test_extending.py",
     "families/bert.md": "tests/families/test_transformers.py opens such folders",

@@ -91,7 +91,7 @@ def page_of(name: str) -> str:
 
 # What makes a training short; `compare` trains in processes of its own, which the notebook does already.
 SHORT = "--batch 4 --length 32 --progress silent --set shape.dim=16 --set shape.layers=1 --set shape.heads=2"
-VERBS = {"pretrain": f"--vocabulary 400 {SHORT}", "finetune": "--batch 4 --length 32 --progress silent"}
+VERBS = {"pretrain": f"--vocabulary 400 {SHORT}", "finetune": "--batch 4 --length 64 --progress silent"}
 
 
 @pytest.fixture

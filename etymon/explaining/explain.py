@@ -32,6 +32,7 @@ from etymon.explaining.explanation import (
 from etymon.families.model import Model
 from etymon.nn.vocabulary import Context
 from etymon.objectives import REGISTRY, objective_class
+from etymon.objectives.history import last_pretraining
 from etymon.objectives.objective import Objective, check_fit
 from etymon.sampling.plans import key
 from etymon.text.readable import readable_tokens
@@ -53,11 +54,13 @@ def explain_text(
     seed: int = 0,
     trained: bool = False,
     most: int = MOST_SAMPLES,
+    words: str | None = None,
 ) -> Explanation:
-    """Sends texts, each a document, through the objective of a unit, and says what became of them."""
+    """Sends texts, each a document, through the objective of a unit, and says what became of them. The
+    segmenter of that name finds their `words`."""
     objective: Any = unit.objective
     model: Any = unit.model
-    split, plan = plan_text(objective, tokenizer, texts, seed)
+    split, plan = plan_text(objective, tokenizer, texts, seed, words)
     samples = []
     with unit.isolated_memory():
         # Streams go on from sample to sample, so they are read in order.
@@ -101,7 +104,7 @@ def explain_example(
 
 
 def plan_text(
-    objective: Any, tokenizer: Tokenizer, texts: Sequence[str], seed: int
+    objective: Any, tokenizer: Tokenizer, texts: Sequence[str], seed: int, words: str | None = None
 ) -> tuple[Split, np.ndarray]:
     """The texts as a split, and the samples that the objective makes of them, in the order of the text.
 
@@ -111,7 +114,7 @@ def plan_text(
     documents = list(texts)
     if "pairs" in objective.requires and len(documents) == 1:
         documents += other_texts(documents[0])
-    split = Split.of_texts(documents, tokenizer)
+    split = Split.of_texts(documents, tokenizer, words)
     if not len(split.tokens):
         raise EtymonError("the text has no tokens: give a sentence or two")
     plan = objective.plan(split, seed, 0, shuffle=False)
@@ -359,9 +362,8 @@ def unit_for(model: Model, objective: Any, teacher: Model | None, generator: Mod
 
 
 def objective_of(model: Model | None) -> str | None:
-    """What a model was last pretrained on; tasks that it was fine-tuned for are no objectives."""
-    names = [str(entry.get("objective", "")) for entry in (model.history if model else ())]
-    return next((name for name in reversed(names) if name in REGISTRY), None)
+    """What a model was last pretrained on, unless that was a mixture."""
+    return last_pretraining(model.history).objective if model else None
 
 
 def explainable_objectives(model: Model) -> list[str]:

@@ -22,6 +22,23 @@ PIPELINES = {
 
 
 @dataclass(frozen=True)
+class HubResult:
+    """A figure of an evaluation that was kept."""
+
+    dataset: str
+    metric: str
+    value: float
+    interval: tuple[float, float] | None = None
+    """Ends of the 95% interval."""
+
+    def text(self) -> str:
+        ends = (
+            "" if self.interval is None else f" ({_format(self.interval[0])} to {_format(self.interval[1])})"
+        )
+        return f"{_format(self.value)}{ends}, {self.metric}"
+
+
+@dataclass(frozen=True)
 class HubStatements:
     """What the card of a repository says beyond that of a folder."""
 
@@ -36,6 +53,8 @@ class HubStatements:
     """The name of a picture beside it; empty if there is none."""
     milestones: Sequence[tuple[str, str]] = ()
     """Revisions with the model as it was on the way, and what it had read by then."""
+    results: Sequence[HubResult] = ()
+    """Of evaluations after training."""
 
 
 def model_card(
@@ -106,6 +125,7 @@ def model_card(
         data=str(last.get("data", "")).strip(),
         seen=_rows({k: v for k, v in last.get("seen", {}).items() if k != "ended"}),
         metrics=_rows(last.get("metrics")),
+        results=[] if hub is None else _rows({result.dataset: result.text() for result in hub.results}),
         training=_rows(training),
         shape=_rows(shape),
         tokenizer=_rows(tokenizer),
@@ -133,7 +153,7 @@ def _pipeline(model: Model) -> str | None:
 
 
 def _eval_results(last: Mapping[str, Any], pipeline: str | None, hub: HubStatements) -> list[Any]:
-    """What was measured in the last training, in the form that the hub shows beside a model."""
+    """What was measured in the last training and after it, in the form that the hub shows beside a model."""
     from huggingface_hub import EvalResult
 
     data = _line(str(last.get("data") or "not stated"))
@@ -150,6 +170,19 @@ def _eval_results(last: Mapping[str, Any], pipeline: str | None, hub: HubStateme
         )
         for name, value in (last.get("metrics") or {}).items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ] + [
+        EvalResult(
+            task_type=pipeline or "other",
+            dataset_type="custom",
+            dataset_name=_line(result.dataset)[:200],
+            # Results of one data set and split are one entry there, whatever their names.
+            dataset_config=_line(result.dataset)[:200],
+            dataset_split="test",
+            metric_type=result.metric.replace(" ", "_"),
+            metric_name=result.metric,
+            metric_value=result.value,
+        )
+        for result in hub.results
     ]
 
 

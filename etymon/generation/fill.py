@@ -30,7 +30,7 @@ from etymon.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from etymon.report.page import Cell
 
-MARKERS = r"\[MASK\]|<mask>|<extra_id_\d+>|_{3,}"
+MARKERS = r"\[MASK\]|<mask>|<extra_id_\d+>|_{3,}|＿{2,}"
 SPAN_TOKENS = 10
 """How long a span may become, unless `max_new_tokens` is given."""
 
@@ -116,7 +116,8 @@ def fill_texts(
     for text in blank_texts:
         if not text.marks:
             raise EtymonError(
-                f"there is no blank in {text.text[:60]!r}: mark it with {tokenizer.roles.get('mask', '___')}",
+                f"there is no blank in {text.text[:60]!r}: mark it with "
+                f"{tokenizer.roles.get('mask', '<extra_id_0>')} or ___",
                 code="no-blank",
             )
     fillings: list[Filling] = []

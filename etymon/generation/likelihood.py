@@ -22,6 +22,7 @@ from etymon.nn.batch import Batch
 from etymon.nn.layers import eval_mode
 from etymon.nn.vocabulary import Context
 from etymon.report.inline import DARKEST, Inline, ShadedText
+from etymon.text.readable import readable_tokens
 
 if TYPE_CHECKING:
     from etymon.report.page import Section
@@ -60,7 +61,7 @@ class Score(Inline):
     """None for pseudo-likelihoods, which are no code length."""
     perplexity: float
     pieces: list[str]
-    """The scored tokens, as the tokenizer spells them. Empty for a file that is read in segments, as are
+    """The scored tokens, as people read them. Empty for a file that is read in segments, as are
     `log_probs`."""
     log_probs: list[float]
     words: list[WordScore] | None = None
@@ -142,7 +143,7 @@ def score_texts(
     scores = []
     for number, text in enumerate(scored_texts):
         log_probs = log_probs_by_text[number]
-        pieces = [tokenizer.tokens[id_] for id_ in ids_by_text[number]]
+        pieces = readable_tokens(tokenizer, ids_by_text[number])
         # Where there is no token to predict the first one from, its characters do not count either.
         begin = 0 if len(pieces) >= len(scored_ids[number]) else int(tokenizer.offsets(text)[2][0])
         # fsum: adding a book's log-probabilities one by one loses digits.

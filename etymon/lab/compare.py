@@ -50,7 +50,7 @@ from etymon.runs.text_data import TextData
 from etymon.settings.reading import EncodingSettings
 from etymon.text.sources import TextSource
 from etymon.training.distributed import World, open_world
-from etymon.training.progress import format_seconds, make_progress
+from etymon.training.progress import NotebookProgress, format_seconds, make_progress
 
 HELD_OUT = 0.02
 """Of the text to train on, for the curves of single runs; nothing is decided by it."""
@@ -286,8 +286,9 @@ class Tournament:
         self.progress.note(f"{entry.title}{' on the test part' if part == 'test' else ''}")
         file = arm.trials(self.design.trials)[entry.trial] if entry.round == 1 else arm.file
         file = replace(file, seed=entry.seed, budget=self._run_budget(arm, entry))
-        # Bars of several machines would be drawn over each other.
-        progress = self.progress_kind if self.on is None else "silent"
+        # Bars of several machines would be drawn over each other; a notebook would get hundreds of lines.
+        is_silent = self.on is not None or isinstance(self.progress, NotebookProgress)
+        progress = "silent" if is_silent else self.progress_kind
         # What this run itself takes is told by its own bar.
         later = max(0.0, self._units_left() - entry.share) * self._seconds_a_unit()
         run = RunJob(

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from etymon.nn.batch import Layout
@@ -93,6 +94,11 @@ class SegmentMemory:
         if self.width > self.length:
             self.layers = [None if part is None else part[:, -self.length :] for part in self.layers]
             self.lengths = tuple(min(self.length, length) for length in self.lengths)
+        # Or with a shorter one: zeros that are seen stand for what is older, as before the first token.
+        elif self.filled is not None and self.width < self.length:
+            older = (0, 0, self.length - self.width, 0)
+            self.layers = [None if part is None else F.pad(part, older) for part in self.layers]
+            self.lengths = (self.length,) * len(self.lengths)
 
 
 def _latest(past_RMD: Tensor | None, x_RQD: Tensor, lengths: Sequence[int], kept: int) -> Tensor:

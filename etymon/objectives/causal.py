@@ -64,11 +64,16 @@ def causal_fields(
 
 
 @settings
-class CausalOptions:
+class NextTokenOptions:
     # GPT-J was trained with 1e-4; GPT-2 and GPT-3 without.
     z_loss: float = option(
         0.0, "in training, weight of log² of the softmax's normaliser at every target", ge=0
     )
+
+
+@settings
+class CausalOptions(NextTokenOptions):
+    isolated: bool = option(False, "let no document see another one that is packed into the same sample")
 
 
 class CausalLM(Objective):
@@ -81,7 +86,9 @@ class CausalLM(Objective):
     Options: ClassVar[type] = CausalOptions
 
     def __init__(self, tokenizer: Tokenizer, length: int, options: Any = None) -> None:
-        self.length, self.z_loss = length, (options or self.Options()).z_loss
+        options = options or self.Options()
+        self.length, self.z_loss = length, options.z_loss
+        self.isolated: bool = getattr(options, "isolated", False)
         self.separator = needed_id(tokenizer, "end", self.name)
         self.text_lengths = text_lengths(tokenizer)
 
@@ -94,11 +101,19 @@ class CausalLM(Objective):
         return CausalExample(ids[:-1], ids[1:])
 
     def collate(self, examples: Sequence[CausalExample]) -> CausalBatch:
+        if self.isolated:
+            examples = [part for example in examples for part in self._documents(example)]
         examples = by_length(examples)
         batch = Batch.of(
             [example.ids for example in examples], prefix=[example.prefix for example in examples]
         )
         return CausalBatch(**causal_fields(examples, batch, self.text_lengths))
+
+    def _documents(self, example: CausalExample) -> list[CausalExample]:
+        """Returns a row for each document of a sample; each begins with the separator before it."""
+        # The same tokens and targets, none of them padding: only who sees whom changes, and positions.
+        starts = np.flatnonzero(example.ids[1:] == self.separator) + 1
+        return list(map(CausalExample, np.split(example.ids, starts), np.split(example.targets, starts)))
 
     def loss(self, unit: Unit, micro: CausalBatch) -> dict[str, Term]:
         hidden, _ = unit.model.hidden(micro.batch)

@@ -74,6 +74,8 @@ class Seq2SeqBatch(MicroBatch):
         return head.loss(hidden, self.at, self.targets, Context(inputs))
 
 
+SENTINELS = 100
+"""Of a new tokenizer, where spans are written behind them: T5's number."""
 MEAN_SPAN = 3.0
 """Tokens: T5's (table 7 of the paper) and, as the mean of a Poisson distribution, BART's."""
 
@@ -89,6 +91,11 @@ class SpanOptions:
     # Off, as in the released code: a text then always begins uncorrupted.
     random_roll: bool = option(False, "turn the corrupted spans round by a random number of tokens")
 
+    @property
+    def shows_sentinels(self) -> bool:
+        """Whether sentinels stand for what is cut out, so that a tokenizer has to have some."""
+        return True
+
 
 @settings
 class DenoisingOptions(SpanOptions):
@@ -101,6 +108,10 @@ class DenoisingOptions(SpanOptions):
         for name in ("density", "mean_span", "random_roll"):
             if getattr(self, name) and name not in NOISES[self.noise].amounts:
                 raise ValueError(f"the noise {self.noise!r} has no {name}: leave it out")
+
+    @property
+    def shows_sentinels(self) -> bool:
+        return NOISES[self.noise].target == "sentinels"
 
 
 class Denoising(Objective):
@@ -141,7 +152,8 @@ class Denoising(Objective):
             if len(sentinels) < needed:
                 raise EtymonError(
                     f"inputs of {length} tokens have {needed} corrupted spans, but the tokenizer has "
-                    f"{len(sentinels)} sentinels: shorten the inputs, or train a tokenizer with more"
+                    f"{len(sentinels)} sentinels: shorten the inputs, or train a tokenizer with more "
+                    "(--sentinels)"
                 )
         # T5 has no mask token: its first sentinel stands in.
         mask = sentinels[0] if sentinels else 0

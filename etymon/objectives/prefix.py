@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from etymon.objectives.causal import CausalExample, CausalLM
+from etymon.objectives.causal import CausalExample, CausalLM, NextTokenOptions
 from etymon.text.store import Split
 
 
@@ -15,6 +15,8 @@ class PrefixLM(CausalLM):
 
     name = "prefix"
     requires = frozenset({"causal", "prefix"})
+    # Without `isolated`: a prefix may end in another document than it begins.
+    Options = NextTokenOptions
 
     def prepare(self, split: Split, row: np.ndarray, rng: np.random.Generator) -> CausalExample:
         whole = super().prepare(split, row, rng)

@@ -10,7 +10,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from etymon.display import display_width
 from etymon.files import atomic_write
+from etymon.language import translated
 from etymon.report.fonts import drawing_with
 from etymon.report.page import in_language
 from etymon.report.plots import LARGEST, bare_svg, printable
@@ -27,6 +29,8 @@ COLOURS = {
 SEEN, UNSEEN = "#2563eb", "#eef2f7"
 # In inches: a token's column and a row of a picture of who sees whom.
 CELL, ROW = 0.62, 0.26
+LETTERS = 6
+"""Of a label that fits into a column with an arrow or a box; longer ones are written smaller."""
 
 
 def explain_picture(path: str | PathLike[str], record: Mapping[str, Any]) -> None:
@@ -65,15 +69,19 @@ def _draw(file: IO[bytes], kind: str, record: Mapping[str, Any], warned: str) ->
     scale = min(1, LARGEST / max(width, height))
     texts = [token["text"] for reader in readers for token in reader["tokens"]]
     texts += [question["target"] for reader in readers for question in reader["questions"]]
+    titles = [_plain(f"{in_language(reader['name'])} — {in_language('reads')}") for reader in readers]
+    titles += [_map_title(reader, picture) for reader, picture in pictures]
     settings = {"svg.fonttype": "none", "svg.hashsalt": "etymon", "font.size": max(1, 9 * scale)}
-    with drawing_with("".join(map(_plain, texts)), settings, warned):
+    with drawing_with("".join([*map(_plain, texts), *titles]), settings, warned):
         figure = Figure(figsize=(scale * width, scale * height), layout="constrained")
         FigureCanvasAgg(figure)
         parts = np.atleast_1d(figure.subplots(len(heights), height_ratios=heights))
         for axes, reader in zip(parts, readers, strict=False):
-            _draw_tokens(axes, reader, columns)
-        for axes, (reader, picture) in zip(parts[len(readers) :], pictures, strict=True):
-            _draw_visibility(axes, reader, picture, columns)
+            _draw_tokens(axes, reader, columns, 9 * scale)
+        for axes, (_, picture) in zip(parts[len(readers) :], pictures, strict=True):
+            _draw_visibility(axes, picture, columns)
+        for axes, title in zip(parts, titles, strict=True):
+            axes.set_title(title, loc="left")
         figure.savefig(file, format=kind, dpi=160)
 
 
@@ -88,23 +96,32 @@ def _plain(text: str) -> str:
     return printable(text.strip() or text).replace("$", r"\$")
 
 
-def _draw_tokens(axes: Any, reader: Mapping[str, Any], columns: int) -> None:
+def _draw_tokens(axes: Any, reader: Mapping[str, Any], columns: int, size: float) -> None:
     """A box for every token that is read, what stood there above it, and what is predicted below."""
+
+    def draw(place: int, height: float, text: str, begin: str = "", **style: Any) -> None:
+        # Labels side by side must not touch.
+        style["size"] = size * min(1, (LETTERS + 2) / (display_width(text) + 2))
+        axes.text(place, height, begin + _plain(text), ha="center", va="center", **style)
+
     targets = {question["place"]: question["target"] for question in reader["questions"]}
     for place, token in enumerate(reader["tokens"]):
         box = {"boxstyle": "round,pad=0.3", "facecolor": COLOURS[token["kind"]], "edgecolor": "#94a3b8"}
-        axes.text(place, 0, _plain(token["text"]), ha="center", va="center", bbox=box)
+        draw(place, 0, token["text"], bbox=box)
         if token["original"] is not None:
-            axes.text(place, 0.75, _plain(token["original"]), ha="center", va="center", color="#64748b")
+            draw(place, 0.75, token["original"], color="#64748b")
         if place in targets:
-            label = "→ " + _plain(targets[place])
-            axes.text(place, -0.75, label, ha="center", va="center", color=SEEN, weight="bold")
+            draw(place, -0.75, targets[place], "→ ", color=SEEN, weight="bold")
     axes.set(xlim=(-0.6, columns - 0.4), ylim=(-1.2, 1.2))
-    axes.set_title(f"{in_language(reader['name'])} — {in_language('reads')}", loc="left")
     axes.axis("off")
 
 
-def _draw_visibility(axes: Any, reader: Mapping[str, Any], picture: Mapping[str, Any], columns: int) -> None:
+def _map_title(reader: Mapping[str, Any], picture: Mapping[str, Any]) -> str:
+    layers = translated(picture["layers"], "result")
+    return _plain(f"{in_language(reader['name'])}: {in_language('who sees whom')} ({layers})")
+
+
+def _draw_visibility(axes: Any, picture: Mapping[str, Any], columns: int) -> None:
     names: Sequence[str] = picture["keys"]
     for row, seen in enumerate(picture["allowed"]):
         for place in range(len(names)):
@@ -116,8 +133,6 @@ def _draw_visibility(axes: Any, reader: Mapping[str, Any], picture: Mapping[str,
     axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
     for side in axes.spines.values():
         side.set_visible(False)
-    title = f"{in_language(reader['name'])}: {in_language('who sees whom')} ({picture['layers']})"
-    axes.set_title(title, loc="left")
 
 
 def _square(place: int, row: int, colour: str) -> Any:

@@ -143,9 +143,15 @@ def drawing_with(text: str, settings: dict[Any, Any], picture: str = "") -> Iter
     """Within it, matplotlib draws with these settings and fonts that have the text (`families_for`)."""
     import matplotlib
 
+    search = logging.getLogger("matplotlib.font_manager")
+    level = search.level
     with (
         matplotlib.rc_context({**settings, "font.family": families_for(text, picture)}),
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", r"(?s)Glyph .* missing from font")  # a note has said so, once
-        yield
+        search.setLevel(logging.ERROR)  # fonts for Chinese are rarely bold, which nobody needs to know
+        try:
+            yield
+        finally:
+            search.setLevel(level)

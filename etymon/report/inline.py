@@ -1,7 +1,7 @@
 """Results inside a notebook: the same tables, figures and curves as in reports, without a page around them.
 
-A class that inherits `Inline` says in `inline_sections` what a notebook shows of it. Nothing here imports
-anything heavy: `--help` loads the modules of the verbs.
+A class that inherits `Inline` says in `inline_sections` what a notebook shows of it, and `print` without the
+pictures. Nothing here imports anything heavy: `--help` loads the modules of the verbs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
+
+from etymon.display import align_left, display_width
 
 if TYPE_CHECKING:
     from etymon.report.page import Cell, Section
@@ -27,7 +29,7 @@ LIVE_POINTS = 150
 
 
 class Inline:
-    """A result that notebooks show as HTML."""
+    """A result that notebooks show as HTML, and `print` as text."""
 
     def inline_sections(self) -> Iterable[Section]:
         """The parts of a report that say what it is."""
@@ -35,6 +37,9 @@ class Inline:
 
     def _repr_html_(self) -> str:
         return render_inline(list(self.inline_sections()))
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, map(text_of, self.inline_sections())))
 
 
 class InlineRow(Inline):
@@ -81,6 +86,25 @@ def render_inline(sections: Sequence[Section]) -> str:
     # One page of a notebook holds many results: ids of their pictures must not be taken for each other's.
     unique = f"e{crc32(''.join(body for _, body in bodies).encode()):08x}"
     return render_template("inline.html", bodies=bodies, unique=unique)
+
+
+def text_of(section: Section) -> str:
+    """What a section says, as text: rows in columns; of a picture, its caption."""
+    from etymon.report.page import Figures, ReportSamples, ReportTable, shown
+
+    if isinstance(section, Figures):
+        rows: Sequence[Sequence[Any]] = list(section.values.items())
+    elif isinstance(section, ReportTable):
+        rows = [section.header, *section.rows]
+    elif isinstance(section, ReportSamples):
+        rows = section.samples
+    elif isinstance(section, ShadedText):
+        return "".join(text for text, _, _ in section.parts)
+    else:
+        return str(getattr(section, "text", getattr(section, "caption", "")))
+    columns = list(zip(*([" ".join(shown(cell).split()) for cell in row] for row in rows)))
+    widths = [max(map(display_width, column)) for column in columns]
+    return "\n".join("  ".join(map(align_left, row, widths)).rstrip() for row in zip(*columns))
 
 
 def table_of_rows(results: Sequence[InlineRow]) -> Section:

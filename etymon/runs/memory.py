@@ -21,6 +21,7 @@ from etymon.nn.blocks import EncoderDecoder, Stack
 from etymon.nn.footprint import CPU, Footprint, available_memory, extrapolate, no_memory
 from etymon.nn.precision import Precision, set_precision
 from etymon.objectives import get_objective, objective_class
+from etymon.objectives.denoising import SENTINELS
 from etymon.objectives.objective import MicroBatch, Objective
 from etymon.text.store import Split
 from etymon.text.tokenizer import Tokenizer
@@ -333,7 +334,8 @@ def stand_in_tokenizer(family: Family, vocabulary: int) -> Tokenizer:
     """A tokenizer with the family's special tokens and made-up words, where the real one is not there yet."""
     choice = family.tokenizer
     specials = dict.fromkeys(choice.specials.values())
-    sentinels = [f"<extra_id_{number}>" for number in range(choice.sentinels)]
+    # Of families that have none, for objectives that write behind them.
+    sentinels = [f"<extra_id_{number}>" for number in range(choice.sentinels or SENTINELS)]
     count = max(1000, min(WORDS, vocabulary - len(specials) - len(sentinels)))
     words = [*specials, *(f"word{number}" for number in range(count)), *sentinels]
     ids = {word: number for number, word in enumerate(words)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,10 @@ def plan_model(file: CommonFile, resuming: bool) -> ModelPlan:
         with pass_over(file.ignore_config_key):
             start_family, shape = read_shape(file.start)
         if start_family.name != family.name:
-            raise EtymonError(f"{file.start} is {start_family.title}, not {family.title}")
+            raise EtymonError(
+                f"{file.start} is {start_family.title}, not {family.title}: go on with the family "
+                f"{start_family.name}"
+            )
         size = family.size_of(shape)
         if size is None and name is None:
             # A pocket model with some field otherwise: it says itself how it was trained.
@@ -298,6 +301,7 @@ def build_unit(
     objectives: Sequence[Objective],
     file: RunFile,
     checkpoint: Path | None,
+    note: Note,
     teacher: Model | None = None,
 ) -> TrainingUnit:
     """Returns the model with what is trained beside it: a generator, a projection to the teacher's width."""
@@ -315,18 +319,41 @@ def build_unit(
         initialise(projection, [("*", normal(model.shape.dim**-0.5))], file.seed)
         bridges["projection"] = projection
     if any("generator" in objective.companions for objective in objectives):
-        place = checkpoint or (None if file.start is None else model_folder(file.start).parent)
-        if place is not None and (place / "generator" / "config.json").is_file():
-            assert model.tokenizer is not None
-            # It shares the word vectors of the model, and grows with it.
-            generator, _ = adapt_vocabulary(load(place / "generator"), model.tokenizer)
-            generator.tokenizer = model.tokenizer
-            companions["generator"] = share_embeddings(generator, model)
-        else:
-            companions["generator"] = generator_for(model, file.generator, file.seed)
+        companions["generator"] = build_generator(model, file, checkpoint, note)
     model.reads_prefix = "prefix" in objectives[-1].requires
     model.predicts_shifted = objectives[-1].shifted
     return TrainingUnit(model, objectives[0], companions, bridges, teacher)
+
+
+def build_generator(model: Model, file: RunFile, checkpoint: Path | None, note: Note) -> Model:
+    """Returns the generator beside a discriminator: that of the checkpoint or the run to go on from; or a new
+    one, which begins as the masked model to go on from if it is of its shape."""
+    start = None if file.start is None or checkpoint is not None else model_folder(file.start)
+    place = checkpoint or (start.parent if start else None)
+    folder = None if place is None else place / "generator"
+    if folder is None or not (folder / "config.json").is_file():
+        new = generator_for(model, file.generator, file.seed)
+        if start is None:
+            return new
+        family, shape = read_shape(start)
+        is_alike = (family, replace(shape, vocabulary=new.shape.vocabulary)) == (new.family, new.shape)
+        if not is_alike or load(start, heads=("vocabulary",)).new_heads:
+            note(f"the generator is new but for its word vectors, and {new.shape.dim} wide")
+            return new
+        folder = start
+    assert model.tokenizer is not None
+    # It shares the word vectors of the model, and grows with it.
+    generator, _ = adapt_vocabulary(load(folder, heads=("vocabulary",)), model.tokenizer)
+    for name, value in file.generator.items():
+        if (stored := getattr(generator.shape, name, None)) != value:
+            raise EtymonError(
+                f"{folder} has a {name} of {stored}, not {value}: leave generator.{name} out, or copy the "
+                "model to another folder to begin with a new generator"
+            )
+    generator.tokenizer = model.tokenizer
+    if start is not None:
+        note(f"the generator begins with the weights of {folder}")
+    return share_embeddings(generator, model)
 
 
 def models_of(unit: TrainingUnit, name: str) -> dict[str, Model]:

@@ -99,7 +99,7 @@ class ModelWriter:
         # A checkpoint of its own: one of the run would count as taken, without the milestone if it died now.
         parts = RunFolder(place / f".{name}.partial")
         if self.job.world.is_sharded:
-            writer = CheckpointWriter(parts, self.unit, trainer.optimiser, self.job.world)
+            writer = CheckpointWriter(parts, self.unit, trainer.optimiser, trainer.average, self.job.world)
             writer.save(trainer.state, self.save_checkpoint, keep=1)
             writer.wait()
         with self.whole_models(parts, trainer.state.step) as models:

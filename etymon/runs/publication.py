@@ -24,6 +24,7 @@ from etymon.families.imports import find_foreign
 from etymon.families.loading import MEMBERS, load
 from etymon.files import holds, json_text, read_json
 from etymon.report.plots import curve_image
+from etymon.runs.measured import read_results
 from etymon.runs.milestones import KeptModel, list_milestones
 from etymon.runs.report import learning_curve
 from etymon.training.progress import format_seconds
@@ -64,6 +65,7 @@ def prepare_publication(
     milestones: bool = True,
     keep_card: bool = False,
     token: str | None = None,
+    results: Sequence[str | Path] = (),
 ) -> Publication:
     """Everything that goes to the hub, checked: models are opened and compared with their digests, and every
     file is searched for secrets and paths. Nothing is sent, and nothing is written here."""
@@ -76,6 +78,9 @@ def prepare_publication(
     run = run if (run / RUN_FILE).is_file() and place.parent == run else place
     kept = list_milestones(run) if milestones and run != place else []
     rows = [(model.name, f"{model.words:,} words, {model.steps:,} steps") for model in kept]
+    places = {run.resolve(): revision, place.resolve(): revision}
+    places |= {model.folder.resolve(): model.name for model in kept}
+    measured = read_results(run, places, results)
     hub = HubStatements(
         repository,
         _licence(place, statements),
@@ -84,6 +89,7 @@ def prepare_publication(
         statements.datasets,
         _run_rows(run) if run != place else {},
         milestones=rows,
+        results=measured.get(revision, ()),
     )
     curves = _curves(run) if run != place else b""
     files, left_out = _model_files(place, replace(hub, curves=CURVES if curves else ""), keep_card)
@@ -92,7 +98,7 @@ def prepare_publication(
     if run != place:
         files[RUN_FILE] = without_paths((run / RUN_FILE).read_text(encoding="utf-8")).encode()
     # Milestones first: a branch begins as the main one is, and that one is then the last to change.
-    revisions = [_milestone(model, hub) for model in kept]
+    revisions = [_milestone(model, replace(hub, results=measured.get(model.name, ()))) for model in kept]
     revisions.append(UploadRevision(revision, _listed(files)))
     words = own_words(token)
     for part in revisions:

@@ -209,7 +209,7 @@ class TableData(SupervisedData):
         task.batch_tokens = max(1, (file.batch_tokens or default_batch_tokens(train)) // file.slices)
         job.note(
             f"{len(train):,} rows of {format_count(train.sizes.sum())} tokens to train on, "
-            f"{0 if validation is None else len(validation):,} to judge by"
+            f"{0 if validation is None else len(validation):,} to validate on"
         )
         examples: Any = train
         # rows=1: a sample of the feed is a whole slice of rows of similar length, which the task bundles.
@@ -314,7 +314,7 @@ def require_same_rows(job: Job, fingerprint: str) -> None:
     """Refuses to resume a run with other rows than it began with."""
     if job.resuming and job.file.rows not in (None, fingerprint):
         raise EtymonError(
-            f"the rows to train on or to judge by are not those that the run in {job.folder} began with: "
+            f"the rows to train on or to validate on are not those that the run in {job.folder} began with: "
             "bring them back, or give another --out for a new run",
             code="run-changed",
         )

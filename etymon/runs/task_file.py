@@ -22,7 +22,9 @@ class MemberFile:
         (), "of a task, tables to validate on; a share is held out otherwise"
     )
     columns: tuple[str, ...] = option((), "names of the columns of files without a header")
-    documents: Literal["file", "blank", "line"] = option("file", "what ends a document in a text file")
+    documents: Literal["file", "blank", "line"] = option(
+        "file", "what ends a document in a text file: its end, a blank line, or every line"
+    )
     length: int | None = option(None, "tokens of a sample or of a text at most")
     options: dict[str, Any] = option(dict, "of the task or objective")
 

@@ -47,7 +47,7 @@ def describe_rows(name: str, train: Table, held_out: Table | None) -> str:
     """Returns a line with the task's name, its table, and the numbers of rows."""
     count, place = (0, train.description) if held_out is None else (len(held_out), held_out.description)
     other = "" if place == train.description else f" of {place}"
-    return f"{name} on {train.description}: {len(train):,} rows to train on, {count:,}{other} to judge by"
+    return f"{name} on {train.description}: {len(train):,} rows to train on, {count:,}{other} to validate on"
 
 
 def compare_with_baselines(

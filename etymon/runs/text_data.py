@@ -21,7 +21,7 @@ from etymon.runs.memory import Plan, require_training, with_vocabulary
 from etymon.runs.model import StartModel, build_unit, init_from_teacher, load_teacher, plan_model
 from etymon.runs.report import Records, ReportParts, language_table, size_table
 from etymon.runs.run_file import RunFile
-from etymon.runs.text_phases import TextPhase, recipe_phases, text_phases
+from etymon.runs.text_phases import TextPhase, recipe_phases, text_phases, usual_sentinels
 from etymon.runs.text_stores import (
     check_words,
     encode_languages,
@@ -136,6 +136,7 @@ class TextData:
                 None if self.source is None else self._as_read(self.source),
                 plan.vocabulary,
                 given,
+                usual_sentinels=usual_sentinels(plan.family, self.phases),
                 is_kept=is_kept,
                 note=job.note,
             )
@@ -213,13 +214,21 @@ class TextData:
                 if isinstance(store, LanguageStore):
                     temperature, seed = self.file.language_temperature, self.file.seed
                     objective, self.languages = mix_languages(objective, store, temperature, seed, job.note)
+            goes_on = previous is not None and phase.samples_as(previous)
             previous = phase
-            feed = Feed(objective, store.train, self.file.seed, slices=self.file.slices, rows=phase.rows)
+            feed = Feed(
+                objective,
+                store.train,
+                self.file.seed,
+                slices=self.file.slices,
+                rows=phase.rows,
+                goes_on=goes_on,
+            )
             phases.append(PhasePlan(phase.share, phase.length, feed, store))
         if start.is_new and self.teacher is not None:
             init_from_teacher(model, self.teacher, self.file.teacher_layers, job.note)
         objectives = [plan.objective for plan in phases]
-        unit = build_unit(model, objectives, self.file, checkpoint, self.teacher)
+        unit = build_unit(model, objectives, self.file, checkpoint, job.note, self.teacher)
         return unit, phases
 
     def _asks_for_words(self) -> bool | None:
@@ -267,6 +276,8 @@ class TextData:
         """Returns what the model's history says of the data."""
         return {
             "objective": ", then ".join(dict.fromkeys(phase.objective for phase in self.phases)),
+            # Of the last phase: what the model does in the end.
+            "options": dict(self.phases[-1].options),
             "recipe": self.model_plan.recipe.name,
             "data": self.file.text if self.source is None else self.source.description,
             "length": max(phase.length for phase in self.phases),
@@ -317,12 +328,12 @@ class TextData:
         """Returns lines of a dry run's plan, by name: text and samples."""
         share, summary = self.share_read(), self.stores[0].summary
         train, held_out = summary.train.tokens, summary.validation.tokens
-        counts = f"{train:,} tokens to train on, {held_out:,} to judge by"
+        counts = f"{train:,} tokens to train on, {held_out:,} to validate on"
         if share < 1:  # of the beginning, too little may be held out to tell
             tokens = (train + held_out) / share
             held_out = round(self.file.validation * tokens)
             train_tokens, held_tokens = format_count(tokens - held_out), format_count(held_out)
-            counts = f"about {train_tokens} tokens to train on, {held_tokens} to judge by"
+            counts = f"about {train_tokens} tokens to train on, {held_tokens} to validate on"
         description = (self.file.text or "") if self.source is None else self.source.description
         lines = {"text": f"{description}: {counts}"}
         for number, (phase, plan) in enumerate(zip(self.phases, phases, strict=True), 1):

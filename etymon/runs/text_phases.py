@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
+from etymon.families.family import Family
+from etymon.objectives import read_options
+from etymon.objectives.denoising import SENTINELS
+from etymon.objectives.objective import MemoryOptions
 from etymon.runs.memory import TOKENS_A_STEP, USUAL_LENGTH, Samples
 from etymon.runs.model import ModelPlan
 from etymon.runs.run_file import RunFile
 from etymon.runs.training_settings import or_default, ramp_phases
 from etymon.settings.training import PhaseFile
+
+MEMORY = {part.name for part in fields(MemoryOptions)}
 
 
 @dataclass(frozen=True)
@@ -19,6 +27,23 @@ class TextPhase(Samples):
     """Of the run's steps."""
     data: tuple[str, ...]
     """Text of its own; none: that of the run."""
+
+    def samples_as(self, other: TextPhase) -> bool:
+        """Whether the two cut their text into the same samples: what streams remember does not matter."""
+
+        def cut(phase: TextPhase) -> tuple[Any, ...]:
+            options = {name: value for name, value in phase.options.items() if name not in MEMORY}
+            return phase.objective, phase.length, options
+
+        return cut(self) == cut(other)
+
+
+def usual_sentinels(family: Family, phases: Sequence[Samples]) -> int:
+    """How many sentinels a new tokenizer has: the family's, or T5's number if a phase writes behind them."""
+    options = [read_options(phase.objective, phase.options) for phase in phases]
+    members = [part for each in options for part in (each.values() if isinstance(each, dict) else [each])]
+    is_needed = any(getattr(member, "shows_sentinels", False) for member in members)
+    return family.tokenizer.sentinels or (SENTINELS if is_needed else 0)
 
 
 def text_phases(file: RunFile, plan: ModelPlan) -> list[TextPhase]:

@@ -16,7 +16,7 @@ from etymon.text.filtering import FilteredText, text_files_of
 from etymon.text.languages import LanguageStore, LanguageText, put_together
 from etymon.text.segmenters import open_segmenter, way_for
 from etymon.text.sources import PreparedText, TextSource
-from etymon.text.store import TokenStore, link_store
+from etymon.text.store import Split, TokenStore, link_store
 from etymon.text.store_building import ensure_store
 from etymon.text.tokenizer import Tokenizer
 from etymon.text.words import spaceless_share
@@ -86,10 +86,10 @@ def encode_text(
             source, tokenizer, folder, validation=validation, seed=seed, progress=note_bytes, words=words
         )
         if (files := text_files_of(source)) is not None and files.skipped:
-            note(f"{files.skipped:,} documents could not be read and were left out")
+            note(f"left out {files.skipped:,} documents that could not be read")
         if isinstance(source, FilteredText) and not summary.reused:
             note(str(source.report))
-    note(f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to judge by")
+    note(f"{summary.train.tokens:,} tokens to train on, {summary.validation.tokens:,} to validate on")
     if summary.warning:
         note(f"warning: {summary.warning}")
     store = TokenStore.open(folder, tokenizer)
@@ -123,9 +123,20 @@ def check_words(
         for code, part in store.stores.items():
             check_words(objective, part, tokenizer, is_asked, partial(_note_language, note, code))
         return
-    if is_asked is None or not objective.whole_words or store.train.word_bits is not None:
+    check_split_words(objective, store.train, tokenizer, is_asked, note)
+
+
+def check_split_words(
+    objective: Objective,
+    split: Split,
+    tokenizer: Tokenizer,
+    is_asked: bool | None,
+    note: Callable[[str], None],
+) -> None:
+    """The same for one text."""
+    if is_asked is None or not objective.whole_words or split.word_bits is not None:
         return
-    share = spaceless_share(tokenizer, store.train)
+    share = spaceless_share(tokenizer, split)
     if share < FEW_SPACELESS:
         return
     finding = (

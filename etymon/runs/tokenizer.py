@@ -35,6 +35,7 @@ def training_choice(
     lowercase: bool | None = None,
     strip_accents: bool | None = None,
     normalise: Sequence[str] | None = None,
+    sentinels: int | None = None,
 ) -> dict[str, Any]:
     """Returns the arguments of `train_tokenizer`: the family's recipe, as far as it is not overridden.
 
@@ -45,14 +46,14 @@ def training_choice(
             "say which tokenizer: --kind byte-bpe, unigram, wordpiece, ..., or --family gpt2, bert, t5, ..."
         )
     home = family or HOMES.get(kind or "")
-    specials, sentinels, framing, min_frequency = dict(PLAIN_SPECIALS), 0, None, 2
+    specials, usual_sentinels, framing, min_frequency = dict(PLAIN_SPECIALS), 0, None, 2
     if home is not None:
         from etymon.families import get_family  # which imports torch
 
         recipe, framing = get_family(home).tokenizer, get_family(home).framing
         specials = dict(recipe.specials)
         # Sentinels are for corrupted spans: a kind that only borrows the special tokens has none.
-        sentinels = recipe.sentinels if family is not None or kind == recipe.kind else 0
+        usual_sentinels = recipe.sentinels if family is not None or kind == recipe.kind else 0
         kind = kind or recipe.kind
         if family is not None:
             min_frequency = recipe.min_frequency
@@ -64,6 +65,8 @@ def training_choice(
         specials.setdefault("unknown", PLAIN_SPECIALS["unknown"])
     elif home is None:
         del specials["unknown"]
+    if sentinels is None:
+        sentinels = usual_sentinels
     usual = {"byte": 256 + len(set(specials.values())) + sentinels, "character": sys.maxunicode}
     return {
         "kind": kind,
@@ -127,6 +130,7 @@ def build_tokenizer(
     vocabulary: int,
     given: Tokenizer | None = None,
     *,
+    usual_sentinels: int | None = None,
     is_kept: bool,
     note: Callable[[str], None],
 ) -> Tokenizer:
@@ -134,7 +138,8 @@ def build_tokenizer(
 
     If it `is_kept` there, it is read, and no `text` is needed. Otherwise it is the `given` one (of the model
     to go on from, or of a teacher), that of the run file or of a prepared text, or one of `vocabulary` tokens
-    that is trained on the text, or grown from the given one.
+    that is trained on the text, or grown from the given one. A new one has `usual_sentinels` unless the run
+    file says how many.
     """
     place = folder / "tokenizer"
     ready = None if is_kept else _ready_tokenizer(file, text, given)
@@ -143,6 +148,11 @@ def build_tokenizer(
         raise EtymonError(
             f"the tokenizer that is there already is of the kind {present.kind!r}: leave --tokenizer "
             f"{file.tokenizer} out"
+        )
+    if present is not None and file.sentinels not in (None, len(present.sentinels)):
+        raise EtymonError(
+            f"the tokenizer that is there already has {len(present.sentinels)} sentinels: leave --sentinels "
+            f"{file.sentinels} out, or train another tokenizer"
         )
     # Its tokens were learnt from text in its own form.
     if present is not None and file.normalise is not None:
@@ -158,7 +168,8 @@ def build_tokenizer(
         tokenizer.save(place)  # a copy: the given one may be gone when the run is resumed
     else:
         assert text is not None, "only a resumed run does without its text"
-        tokenizer = _train_on_text(place, file, family, text, vocabulary, given, note)
+        sentinels = usual_sentinels if file.sentinels is None else file.sentinels
+        tokenizer = _train_on_text(place, file, family, text, vocabulary, sentinels, given, note)
     # Whatever it framed texts by before: from now on it reads for this family.
     tokenizer.framing = family.framing
     return tokenizer
@@ -184,13 +195,14 @@ def _train_on_text(
     family: Family,
     text: TextSource,
     vocabulary: int,
+    sentinels: int | None,
     old: Tokenizer | None,
     note: Callable[[str], None],
 ) -> Tokenizer:
     """Trains a tokenizer on the text, or grows `old` by it, unless an earlier attempt has done the same."""
     # There are 256 bytes, and all characters are taken: the room that the shape has does not matter.
     size = file.vocabulary if file.kind in ("byte", "character") else vocabulary
-    choice = training_choice(file.kind, family.name, size, normalise=file.normalise)
+    choice = training_choice(file.kind, family.name, size, normalise=file.normalise, sentinels=sentinels)
     origin = {name: value for name, value in choice.items() if name != "framing"}
     if old is not None:
         origin = {"size": size, "grown_from": old.fingerprint}

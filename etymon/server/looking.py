@@ -23,6 +23,7 @@ from etymon.generation.text import source_tokenizer_of, tokenizer_of
 from etymon.lab.logit_lens import logit_lens
 from etymon.language import translated
 from etymon.objectives import get_objective, objective_class
+from etymon.objectives.history import last_pretraining
 from etymon.server import schemas
 from etymon.server.errors import ApiError
 from etymon.server.responses import json_response
@@ -78,15 +79,17 @@ async def explain(state: ServerState, body: schemas.ExplainRequest, request: Req
             raise ApiError(400, f"{body.model!r} cannot be asked for {name}: {fitting}", param="objective")
         # Fine-tuned or distilled: the objective that it comes from needs what is not there.
         name = names[0]
-    tokenizer = tokenizer_of(model)
+    tokenizer, trained_as = tokenizer_of(model), last_pretraining(model.history)
+    way = trained_as.word_way((), None)
 
     def run(items: list[Any]) -> list[Any]:
         kind: Any = objective_class(name)
         length = fitting_length(kind, tokenizer, body.texts)
         # A longer text makes several samples.
         length = length if model.positions is None else min(length, model.positions)
-        unit = unit_for(model, get_objective(name, tokenizer, length), None, generator)
-        return [explain_text(unit, tokenizer, body.texts, seed=body.seed, trained=True)]
+        objective = get_objective(name, tokenizer, length, **trained_as.options.get(name, {}))
+        unit = unit_for(model, objective, None, generator)
+        return [explain_text(unit, tokenizer, body.texts, seed=body.seed, trained=True, words=way)]
 
     if not any(text.strip() for text in body.texts):
         raise EtymonError("the text is blank: give a sentence")

@@ -292,9 +292,7 @@ Notify = Callable[[str], None]
 class PassedOverKeys:
     """What holds for every model that a verb opens, and for a run whenever it is resumed."""
 
-    ignore_config_key: Words = option(
-        (), "a key of a model's config.json to pass over, whatever it says; may be repeated"
-    )
+    ignore_config_key: Words = option((), "ignore this key of a model's config.json; may be repeated")
 
 
 @settings
@@ -311,7 +309,7 @@ class OpeningOptions(PluginOptions, PassedOverKeys):
     """Options of every verb that opens models."""
 
     verify: bool = option(
-        True, "refuse a model whose files are not as they were saved, or whose weights are NaN or infinite"
+        True, "check that a model's files are as they were saved and its weights finite; refuse it otherwise"
     )
 
 
@@ -330,7 +328,7 @@ class ComputeOptions(DeviceOptions):
     """Options of verbs that ask a model and do not train it."""
 
     precision: PrecisionName = option(
-        "float32", "of matrix products; auto: half precision where that is measured to be faster"
+        "float32", "number format of matrix products; auto: half precision where it is measured to be faster"
     )
 
 
@@ -345,7 +343,7 @@ class WeightOptions(ComputeOptions):
 
 @settings
 class JsonOptions:
-    json: bool = option(False, "print JSON, a record a line", seen_by="command line")
+    json: bool = option(False, "print JSON, one record per line", seen_by="command line")
 
 
 @settings
@@ -357,5 +355,6 @@ class ProgressOptions:
 class ClusterOptions:
     on: str | None = option(
         None,
-        "where independent parts run: ray (of this machine), or ray://HOST:PORT (processes of this machine)",
+        "run independent parts on Ray: ray (on this machine) or ray://HOST:PORT (processes of this "
+        "machine, without Ray)",
     )

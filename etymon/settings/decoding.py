@@ -29,10 +29,8 @@ class DecodingSettings:
     number is taken at its word and refused if there is no room for it and no `window`.
     """
 
-    max_new_tokens: int | None = option(
-        None, "at most so many new tokens (64, or the room that is left)", ge=1
-    )
-    min_new_tokens: int = option(0, "at least so many new tokens", ge=0)
+    max_new_tokens: int | None = option(None, "most tokens to write (64, or the room that is left)", ge=1)
+    min_new_tokens: int = option(0, "fewest tokens to write", ge=0)
     sample: bool = option(False, "draw tokens at random (on if a sampling option is given)")
     temperature: float = option(
         1.0,
@@ -45,7 +43,7 @@ class DecodingSettings:
         0, "sampling: only from the K likeliest tokens, 0 for all (contrastive: the candidates)", ge=0
     )
     top_p: float = option(
-        1.0, "sampling: only from the likeliest tokens that hold this probability", gt=0, le=1
+        1.0, "sampling: only from the likeliest tokens whose probabilities add up to this", gt=0, le=1
     )
     min_p: float = option(
         0.0, "sampling: only tokens with at least this share of the likeliest one's probability", ge=0, le=1
@@ -53,20 +51,23 @@ class DecodingSettings:
     # Meister et al. 2023.
     typical_p: float = option(
         1.0,
-        "sampling: only tokens about as surprising as expected, which together hold this probability",
+        "sampling: only tokens about as surprising as expected, whose probabilities add up to this",
         gt=0,
         le=1,
     )
     # Su et al. 2022.
     penalty_alpha: float = option(
-        0.0, "contrastive search: how much likeness to what is there counts (0.6, with --top-k 4)", ge=0, le=1
+        0.0,
+        "contrastive search: how strongly to avoid repeating what is there; try 0.6 with --top-k 4",
+        ge=0,
+        le=1,
     )
     choices: Words = option(
         (),
-        'only one of these strings can come out, right behind the prompt: " yes"; may be repeated',
+        'write only one of these strings, right behind the prompt: " yes"; may be repeated',
         name="choice",
     )
-    beams: int = option(1, "search with so many beams", ge=1, le=10_000)
+    beams: int = option(1, "number of beams to search with", ge=1, le=10_000)
     # A beam's score is its log-probability divided by (offset + length) / (offset + 1) to this power. With an offset of 5,
     # that is the penalty of Wu et al. 2016 and of the Transformer.
     length_penalty: float = option(
@@ -76,21 +77,23 @@ class DecodingSettings:
     early_stopping: bool = option(
         False, "beams: stop at the first finished texts, even if a better one might follow"
     )
-    returns: int = option(1, "texts a prompt (sampling, beams or choices)", ge=1)
-    no_repeat_ngram: int = option(0, "never repeat so many tokens in a row", ge=0)
-    repetition_penalty: float = option(1.0, "above 1 makes tokens that were there less likely", gt=0)
+    returns: int = option(1, "texts per prompt (with sampling, beams or choices)", ge=1)
+    no_repeat_ngram: int = option(0, "never write a sequence of this many tokens twice", ge=0)
+    repetition_penalty: float = option(
+        1.0, "above 1: tokens that were there already become less likely", gt=0
+    )
     # As OpenAI's protocol defines them: of new tokens alone.
     presence_penalty: float = option(
-        0.0, "taken off the scores of new tokens that were there already", ge=-2, le=2
+        0.0, "taken off the score of a token that has been written already", ge=-2, le=2
     )
     frequency_penalty: float = option(
-        0.0, "taken off the scores of new tokens for each time that they were there", ge=-2, le=2
+        0.0, "taken off the score of a token for each time that it has been written", ge=-2, le=2
     )
-    stop: Words = option((), "end before this string; may be repeated")
-    window: bool = option(False, "beyond the model's positions, go on from the last half of them")
-    draft_tokens: int = option(4, "how many tokens the draft runs ahead", ge=1, le=MOST_DRAFTED)
-    log_probs: bool = option(False, "also the log-probability of every token")
-    seed: int = option(0, "of the draws: the same seed gives the same text", ge=0)
+    stop: Words = option((), "stop before this string; may be repeated")
+    window: bool = option(False, "write on beyond the model's length: keep the last half of it and go on")
+    draft_tokens: int = option(4, "how many tokens the draft guesses ahead", ge=1, le=MOST_DRAFTED)
+    log_probs: bool = option(False, "also give every token's log-probability")
+    seed: int = option(0, "random seed; the same seed gives the same text", ge=0)
     end_ids: tuple[int, ...] = ()
     """Tokens that end a text; the model's own end token unless told."""
 

@@ -70,17 +70,17 @@ class FilterSettings:
     """Documents to leave out of a text."""
 
     deduplicate: Literal["exact", "near"] | None = option(
-        None, "drop documents that are copies of earlier ones: exact copies, or near ones, too"
+        None, "drop copies of earlier documents: exact ones, or near ones too"
     )
     similarity: float = option(
-        0.8, "near copies have this share of their sequences of five words in common", gt=0, le=1
+        0.8, "share of five-word sequences that near copies have in common", gt=0, le=1
     )
-    min_length: TextLength = option(None, "drop shorter documents: 200 characters, or 50words")
-    max_length: TextLength = option(None, "drop longer documents: 100000 characters, or 20000words")
+    min_length: TextLength = option(None, "drop documents shorter than 200 (characters) or 50words")
+    max_length: TextLength = option(None, "drop documents longer than 100000 (characters) or 20000words")
     # A run's `language` is what its model card says.
     text_language: Annotated[
         tuple[LanguageCode, ...], BeforeValidator(comma_separated), Spelling("Sequence[str] | str", list[str])
-    ] = option((), "keep documents in these languages only: zh,en", name="language")
+    ] = option((), "keep only documents in these languages: zh,en", name="language")
 
 
 def _check_encoding(name: str) -> str:
@@ -106,13 +106,20 @@ class EncodingSettings:
     """How the bytes of files become text."""
 
     encoding: Annotated[str, AfterValidator(_check_encoding)] = option(
-        "utf-8", "of files: gb18030, big5, shift_jis, euc_kr, utf-16, ... (Python's names); auto guesses it"
+        "utf-8",
+        "encoding of the files: gb18030, big5, shift_jis, euc_kr, utf-16, ... (Python's names); auto "
+        "guesses it",
     )
     errors: Literal["strict", "replace", "skip"] = option(
-        "strict", "bytes that are no text: refuse, put U+FFFD, or drop the document, row or line"
+        "strict",
+        "bytes that are not text: refuse them (strict), write U+FFFD (replace), or skip the document, "
+        "row or line",
     )
     max_replaced: float = option(
-        0.01, "share of a file's characters that --errors replace may put U+FFFD for", ge=0, le=1
+        0.01,
+        "with --errors replace: the largest share of a file's characters that may be replaced",
+        ge=0,
+        le=1,
     )
 
     @property
@@ -123,12 +130,14 @@ class EncodingSettings:
 
 @settings
 class TextSettings(FilterSettings, EncodingSettings):
-    documents: Literal["file", "blank", "line"] = option("file", "what ends a document in a text file")
-    column: str = option("text", "the field of records that holds the text")
+    documents: Literal["file", "blank", "line"] = option(
+        "file", "what ends a document in a text file: its end, a blank line, or every line"
+    )
+    column: str = option("text", "field that holds the text in .jsonl, .csv, .tsv and .parquet")
     words: WordWays = option(
         (),
-        "where words are: jieba (Chinese), spaces (text cut by a tool, whose spaces go), MODULE:FUNCTION; "
-        "tokens: as tokens and spaces show them; zh=jieba for one language",
+        "how words are found: tokens (by spaces and tokens), jieba (Chinese), spaces (put there by a "
+        "tool; they are removed), or MODULE:FUNCTION; zh=jieba: for one language",
     )
 
 
@@ -173,8 +182,8 @@ class LanguageSettings:
 
     language_temperature: float | None = option(
         None,
-        "with --data zh=a.txt en=b.txt: a language of n samples has a share of n^T; 1: as much as there is, "
-        "0: all the same (1)",
+        "with --data zh=a.txt en=b.txt: a language of n samples gets a share of n^T; 1: by size, 0: "
+        "equal shares (1)",
         ge=0,
         le=1,
     )
@@ -190,8 +199,8 @@ class FileOptions(TextSettings, ProgressOptions):
         "or - for standard input",
     )
     max_document: str | None = option(
-        None, "the longest record of .jsonl, .csv, .tsv and .parquet to accept (32MB)"
+        None, "longest record to accept in .jsonl, .csv, .tsv and .parquet (32MB)"
     )
     format: Literal["txt", "jsonl", "csv", "tsv", "parquet"] | None = option(
-        None, "what the files are, whatever their names"
+        None, "format of the files, whatever their names say"
     )

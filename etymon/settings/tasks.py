@@ -33,7 +33,7 @@ Scheme = Literal["IOB2", "BILOU"]
 
 
 # T5's own evaluation takes what was written, and what is no label is wrong (section 2.4).
-FREE_TEXT_HELP = "where answers are written: any text is an answer, as T5 was scored, and not only the labels"
+FREE_TEXT_HELP = "for models that write their answers: allow any text, as T5 was scored, not only the labels"
 
 
 @settings
@@ -45,7 +45,7 @@ class HeadOptions:
         "auto", "how answers are given: by a head, written as text, or as the family was published"
     )
     prefix: str = option(
-        "", "where answers are written, put before every text: T5's tasks have names, e.g. 'summarize: '"
+        "", "for models that write their answers: what to put before every text, such as T5's 'summarize: '"
     )
     # An auxiliary loss that GPT-1's paper found to help on large tables (section 5).
     language_model: float = option(
@@ -66,10 +66,8 @@ class TextOptions(HeadOptions):
 
     text: str = option("text", "the column of the text")
     second: str | None = option(None, "the column of a second text, for pairs")
-    label: str = option("label", "the column of what is right")
-    symmetric: bool = option(
-        False, "read both orders of a pair and add up what is read (GPT-1: of similarity)"
-    )
+    label: str = option("label", "the column of the right answer")
+    symmetric: bool = option(False, "read a pair in both orders and add the two up (GPT-1, for similarity)")
 
 
 @settings
@@ -99,7 +97,7 @@ class ChooseOptions(HeadOptions):
 class TagOptions(HeadOptions):
     # None and not the usual names: which of the two forms a table has is seen from what was given.
     tokens: str | None = option(None, "the column of the words, a list or with spaces (tokens)")
-    tags: str | None = option(None, "the column of as many tags, in the same form (tags)")
+    tags: str | None = option(None, "the column of the tags, one per word, in the same form (tags)")
     text: str | None = option(None, "instead of words, the column of a text (text)")
     entities: str | None = option(
         None, "the column of the entities (start, end, label) in the text, instead of tokens and tags"
@@ -138,7 +136,7 @@ class Text2TextOptions:
     source: str = option("source", "the column to read")
     target: str = option("target", "the column to write")
     prefix: str = option(
-        "", "where answers are written, put before every text: T5's tasks have names, e.g. 'summarize: '"
+        "", "for models that write their answers: what to put before every text, such as T5's 'summarize: '"
     )
     separator: str = option(
         "\n\n", "between source and target in a decoder's row, unless its tokenizer has a token for that"
@@ -210,7 +208,7 @@ class TableOptions(EncodingSettings):
     )
     raw_cells: bool = option(
         False,
-        "leave cells of .csv and .tsv that a spreadsheet would compute (=, +, -, @) without an apostrophe",
+        "put no apostrophe before .csv and .tsv cells that a spreadsheet would compute (=, +, -, @)",
     )
 
     bom: bool = option(

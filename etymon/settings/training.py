@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from etymon.config import strict
-from etymon.errors import EtymonError
 from etymon.registry import LOGGERS, OPTIMISERS, SCHEDULES
 from etymon.settings import (
     DeviceOptions,
@@ -27,6 +24,7 @@ from etymon.settings import (
     settings,
 )
 from etymon.settings.adapters import FeatureSettings, LoraSettings
+from etymon.settings.adversarial import AdversarialSettings
 from etymon.settings.reading import EncodingSettings, LanguageSettings, NormaliseSettings, TextSettings
 from etymon.settings.tasks import TASK_OPTIONS
 
@@ -37,61 +35,6 @@ RecipeName = Literal["published", "pocket", "muon", "hybrid", "causal-first"]
 
 
 # ------------------------------------------------------------ sections of their own
-
-
-USUAL_ADVERSARIAL: dict[Any, dict[str, Any]] = {
-    "fgm": {"epsilon": 1.0, "steps": 1},
-    "pgd": {"epsilon": 1.0, "step_size": 0.3, "steps": 3},
-    "freelb": {"epsilon": 0.1, "step_size": 0.1, "steps": 3},
-}
-
-
-@settings
-class AdversarialSettings:
-    """How word vectors are moved; `of` fills in what is usual.
-
-    - `fgm`: one step of length `epsilon` along the gradient.
-    - `pgd`: `steps` steps of `step_size`, never further than `epsilon` away.
-    - `freelb`: the same from a random point, and every step's gradient is used.
-
-    The parameters' gradient is the mean over the passes that count: the clean and the last one, or all of
-    FreeLB's. So the learning rate and the limit for clipping mean what they mean without, and an `epsilon` of
-    0 is plain training. What is published for FGM and PGD is the sum, which is twice as much:
-    Adam does not see the difference.
-    """
-
-    name: Literal["fgm", "pgd", "freelb"] = option(..., "how word vectors are moved")
-    epsilon: float = option(..., "the largest norm of a row's noise", ge=0)
-    step_size: float = option(..., "how far a step goes", ge=0)
-    steps: int = option(..., "of a row's noise", ge=1)
-
-    def __post_init__(self) -> None:
-        if self.name == "fgm" and (self.steps, self.step_size) != (1, self.epsilon):
-            raise EtymonError("fgm takes one step of epsilon: leave steps and step_size out, or use pgd")
-
-    @staticmethod
-    def of(given: Any) -> AdversarialSettings | None:
-        """From a name, or from those settings that are not as usual; None stays None."""
-        if given is None or isinstance(given, AdversarialSettings):
-            return given
-        given = {"name": given} if isinstance(given, str) else given
-        if isinstance(given, Mapping):
-            given = {**USUAL_ADVERSARIAL.get(given.get("name"), {}), **given}
-            given.setdefault("step_size", given.get("epsilon"))
-        return strict(AdversarialSettings, given, "adversarial")
-
-    @property
-    def shares(self) -> list[float]:
-        """What every pass counts in the parameters' gradient; of a pass that counts nothing, only noise has
-        one."""
-        if self.name == "freelb":
-            return [1 / self.steps] * self.steps
-        return [0.5, *[0.0] * (self.steps - 1), 0.5]
-
-    @property
-    def cost(self) -> float:
-        """In plain passes: one that gives parameters no gradient leaves out about a third of the work."""
-        return sum(1.0 if share else 2 / 3 for share in self.shares)
 
 
 @settings
@@ -133,12 +76,13 @@ class LoopSettings:
     """What reaches the training loop as it was asked for: `training.settings.TrainingSettings` inherits it."""
 
     # A fixed number and not the clock's: a run without options can be repeated.
-    seed: int = option(0, "of everything that is drawn")
-    patience: int | None = option(None, "stop after so many validations without a better one", ge=1)
-    keep: int = option(2, "newest checkpoints to keep, beside the best", ge=1)
+    seed: int = option(0, "random seed; the same seed gives the same run")
+    patience: int | None = option(None, "stop after this many validations without a better one", ge=1)
+    keep: int = option(2, "how many of the newest checkpoints to keep, besides the best", ge=1)
     unfreeze: float | None = option(
         None,
-        "begin with the top alone; layer by layer from above, all train after this share of the steps",
+        "train only the top at first, then layer by layer downwards; all layers after this share of "
+        "the steps",
         gt=0,
         lt=1,
     )
@@ -146,7 +90,7 @@ class LoopSettings:
         AdversarialSettings | None,
         BeforeValidator(AdversarialSettings.of),
         Spelling("Literal['fgm', 'pgd', 'freelb'] | None", Literal["fgm", "pgd", "freelb"]),
-    ] = option(None, "also learn from word vectors moved to where the loss is larger")
+    ] = option(None, "also train on word vectors moved to where the loss is larger (adversarial training)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +112,8 @@ class Hyperparameters:
     would move them; they bear more: at a rate of 0.002, 3 gives 256 wide layers the 0.02 that is usual in
     Muon's own measure. What is large from the start, as T5's word vectors are, wants less than 1: the rest
     then moves farther."""
+    ema: float | None = None
+    """The decay of the average of the weights that is validated and kept; none: the weights themselves."""
 
 
 # Some of the hyperparameters again, as users see them: with help and range, and None for the family's own.
@@ -177,35 +123,49 @@ class OptimiserSettings:
     optimiser: OptimiserName | None = option(
         None, f"{', '.join(OPTIMISERS.places)}, or FILE.py:CLASS (the family's own)"
     )
-    learning_rate: float | None = option(None, "peak rate (the size's own; of a task, the family's)", gt=0)
+    learning_rate: float | None = option(
+        None, "peak learning rate (the size's own; in a task, the family's)", gt=0
+    )
     weight_decay: float | None = option(None, "decoupled weight decay (the family's own)", ge=0)
-    layer_decay: float | None = option(None, "factor by which lower layers learn more slowly", gt=0, le=1)
-    frozen: Words = option((), "patterns of parameters that are not trained: 'body.embeddings.*'")
+    layer_decay: float | None = option(
+        None, "learning rate of each layer as a share of that of the layer above", gt=0, le=1
+    )
+    frozen: Words = option((), "parameters that are not trained, by pattern: 'body.embeddings.*'")
     schedule: ScheduleName | None = option(
         None,
-        f"how the rate runs: {', '.join(SCHEDULES.places)}, or FILE.py:FUNCTION (the family's own)",
+        f"how the learning rate changes: {', '.join(SCHEDULES.places)}, "
+        "or FILE.py:FUNCTION (the family's own)",
     )
-    warmup: float | None = option(None, "share of the steps in which the rate rises, from 0 to 1", ge=0, le=1)
+    warmup: float | None = option(
+        None, "share of the steps, from 0 to 1, in which the learning rate rises", ge=0, le=1
+    )
     clip: float | None = option(None, "largest norm of the gradient, 0 for no limit (the family's own)", ge=0)
+    ema: float | None = option(
+        None,
+        "validate and keep the moving average of the weights, with a decay such as 0.999; 0 for none (the "
+        "recipe's own)",
+        ge=0,
+        lt=1,
+    )
 
 
 @settings
 class CheckpointSettings:
-    validate_every: int | None = option(None, "steps between validations (about ten a run)", ge=1)
+    validate_every: int | None = option(None, "steps between validations (about ten per run)", ge=1)
     # With every validation, so that the best model is always one that was saved.
     save_every: int | None = option(None, "steps between checkpoints (with every validation)", ge=1)
     save_at: Annotated[
         tuple[str, ...], BeforeValidator(comma_separated), Spelling("Sequence[str] | str", list[str])
     ] = option(
         (),
-        "keep the model at these amounts: babylm (after 1M to 10M words by millions, to 100M by tens, to "
-        "1000M by hundreds), words (1M 2M 5M), or 500steps, 20Mtokens, 3epochs",
+        "also keep the model at these points: words (1M 2M 5M), 500steps, 20Mtokens, 3epochs, or "
+        "babylm (every 1M words up to 10M, every 10M up to 100M, every 100M up to 1000M)",
     )
     loggers: Annotated[
         tuple[LoggerName, ...], BeforeValidator(comma_separated), Spelling("Sequence[str] | str", list[str])
     ] = option(
         (),
-        "show the curves in tensorboard, trackio, wandb, mlflow, or FILE.py:CLASS, too; may be repeated",
+        "also send the curves to tensorboard, trackio, wandb, mlflow, or FILE.py:CLASS; may be repeated",
         name="logger",
     )
     tensorboard: bool = option(False, "the same as --logger tensorboard")
@@ -242,19 +202,31 @@ class RunSettings(
     # Small enough for a laptop: nobody should begin with a model that takes days by mistake.
     size: str | None = option(
         "pocket",
-        "a published or pocket size of the family; auto: the best for budget and text (pretrain, compare)",
+        "size of the model: pocket, or a published one such as base; auto: the best for budget and "
+        "text (pretrain, compare)",
     )
     recipe: RecipeName | None = option(
-        None, "shape, objective, optimiser and the like together (of pocket sizes pocket, else published)"
+        None,
+        "a ready choice of shape, objective, optimiser and the like (pocket sizes: pocket; others: "
+        "published)",
     )
-    start: PathText = option(None, "folder or hub id of a model to go on from", name="from_")
+    start: PathText = option(None, "go on from this model: its folder or hub id", name="from_")
     shape: dict[str, Any] = option(dict, "fields of the shape that differ from the size's", seen_by="file")
     text: str | None = option(None, "what the data are, in words", seen_by="file")
     tokenizer: PathText = option(
         None, "folder of a tokenizer, or the kind to train: char, byte, ... (the family's)"
     )
     vocabulary: int | None = option(
-        None, "size of the tokenizer to train (the size's own); of one to go on from, to grow to", ge=1
+        None,
+        "tokens of the tokenizer to train (the model size's own); with --from: let the model's "
+        "tokenizer grow to this",
+        ge=1,
+    )
+    sentinels: int | None = option(
+        None,
+        "tokens that stand for missing spans, in the tokenizer to train (100 for objectives that write behind "
+        "them, as in T5; else the family's own)",
+        ge=0,
     )
     options: dict[str, Any] = option(
         dict,
@@ -264,18 +236,20 @@ class RunSettings(
     )
     length: int | None = option(
         None,
-        "tokens of a sample (up to 256), of a task's text (512; what is longer is cut), as the model allows",
+        "tokens per sample (up to 256) or, in a task, per text (512; longer ones are cut), as the "
+        "model allows",
         ge=1,
     )
     # Not `auto`: what a run computes is not to depend on the machine unless somebody asks for that.
     precision: PrecisionName = option(
         "float32",
-        "of matrix products and activations, beside float32 weights; auto: half precision where that is "
-        "measured to be faster (fp16 and devices other than cpu are not yet tried on a GPU by us)",
+        "number format of matrix products and activations; weights stay float32; auto: half precision "
+        "where it is measured to be faster (fp16, and any device but cpu, are not yet tried on a GPU "
+        "by us)",
     )
-    slices: int = option(1, "parts that a step is computed in: less memory, or several processes", ge=1)
+    slices: int = option(1, "cut every step into this many parts: less memory, or one part per process", ge=1)
     budget: str | None = option(
-        None, "how long: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops (10m)"
+        None, "how long to train: 90s, 10m, 2h; 5000steps, 20Mtokens, 3epochs, 100Mwords, 20Tflops (10m)"
     )
 
 
@@ -286,20 +260,21 @@ class PretrainSettings(RunSettings, TextSettings, LanguageSettings):
     data: tuple[str, ...] = option(
         (), "text files, folders or globs, or a prepared store; several languages: zh=a.txt", seen_by="file"
     )
-    batch: int | None = option(None, "samples a step (about 2,048 tokens unless told)", ge=1)
+    batch: int | None = option(None, "samples per step (as many as make about 2,048 tokens)", ge=1)
     objective: str | None = option(
         None, "what to learn from the text: a name, a mixture, or FILE.py:CLASS (the family's own)"
     )
     validation: float = option(0.05, "share of the text held out to validate on", ge=0, lt=1)
     replace_tokenizer: bool = option(
         False,
-        "go on from a model with another tokenizer, --tokenizer's or one trained on the text: word vectors "
-        "start from pieces that both have, or from those that spell a new one",
+        "with --from: give the model another tokenizer, --tokenizer's or one trained on the text; "
+        "tokens that both have keep their vectors, new ones start from the tokens that spell them",
     )
     teacher: str | None = option(None, "folder or hub id of the model to learn from", seen_by="file")
     teacher_layers: Annotated[tuple[int, ...] | None, BeforeValidator(_layer_numbers)] = option(
         None,
-        "the teacher's layers that the student begins with (evenly spread); none at all if empty",
+        "layers of the teacher that the student starts from: 0,2,4 (evenly spread); none: it starts "
+        "from random weights",
         seen_by="file",
     )
     generator: dict[str, Any] = option(
@@ -334,34 +309,39 @@ class FinetuneSettings(RunSettings, EncodingSettings):
         "task's own)",
         name="metric",
     )
-    batch: int | None = option(None, "rows a step (32; text2text counts tokens)", ge=1)
+    batch: int | None = option(None, "rows per step (32; text2text counts tokens)", ge=1)
     batch_tokens: int | None = option(
-        None, "tokens a step, of all texts together (4096; fewer of a small table)", ge=1
+        None, "tokens per step, all texts together (4096; fewer with a small table)", ge=1
     )
     hold_out: float | None = option(
         None,
-        "share of the rows to validate on, without --validation (0.05; of small tables up to 0.2)",
+        "share of the rows to validate on, without --validation (0.05; small tables: up to 0.2)",
         ge=0,
         lt=1,
     )
     baselines: bool = option(
-        True, "classify, regress: score a majority, TF-IDF and a typo baseline beside the model"
+        True,
+        "classify, regress: also score simple baselines: the commonest answer, TF-IDF, and one for typos",
     )
     # Greedy on the way: every beam is a row to decode, at every validation.
-    beams: int = option(1, "of the last validation; those on the way are greedy", ge=1)
+    beams: int = option(1, "number of beams in the last validation; earlier ones are greedy", ge=1)
     lora: Annotated[LoraSettings | None, Spelling("int | None", int)] = option(
-        None, "train adapters of this rank instead of the weights, saved as PEFT does"
+        None, "train LoRA adapters of this rank instead of the weights; they are saved as PEFT does"
     )
-    merge: bool = option(False, "keep the whole model with its adapters added in, not the adapters alone")
+    merge: bool = option(
+        False, "with --lora: save the whole model with its adapters added in, not the adapters alone"
+    )
     features: Annotated[
         FeatureSettings | None,
         Spelling("Literal['mix', 'last-four', 'last'] | None", Literal["mix", "last-four", "last"]),
-    ] = option(None, "the body's layers feed a BiLSTM instead of a head (ELMo: mix)")
-    tune_body: bool = option(False, "features: train the body, too; it is frozen otherwise")
+    ] = option(None, "feed the model's layers to a BiLSTM instead of a head (ELMo: mix)")
+    tune_body: bool = option(False, "with --features: train the model's body too; it is frozen otherwise")
     teacher: PathText = option(
-        None, "a model that was fine-tuned for the task: its answers are followed, too"
+        None, "a model that was fine-tuned for the task; its answers are learnt too (distillation)"
     )
-    source_tokenizer: PathText = option(None, "as tokenizer, for a source with words of its own")
+    source_tokenizer: PathText = option(
+        None, "as --tokenizer, for the source texts, if they need one of their own"
+    )
     source_vocabulary: int | None = option(None, "size of the source's own tokenizer", ge=1)
 
 
@@ -372,26 +352,29 @@ class FinetuneSettings(RunSettings, EncodingSettings):
 class StartOptions(ProgressOptions, DeviceOptions):
     """How a run is started; nothing of it is a key of the run's file."""
 
-    config: PathText = option(None, "a YAML file with any of these settings; options beat it")
-    set: Words = option((), "override a setting by its dotted name: shape.layers=6")
+    config: PathText = option(None, "YAML file with any of these settings; options given here win")
+    set: Words = option((), "give any setting a value by its dotted name: shape.layers=6")
     resume: bool | Literal["auto"] = option(
-        False, "go on with a stopped run in OUT, exactly; auto: begin one where there is none"
+        False, "go on with the stopped run in OUT, exactly; auto: start one if there is none"
     )
     # A thread is enough where samples are cheap; processes cost their start and memory.
-    workers: int = option(0, "processes that prepare samples (0: a thread does)", ge=0)
-    changed_plugins: bool = option(False, "go on with a run though a plugin of it has changed")
+    workers: int = option(0, "number of processes that prepare samples (0: a thread does it)", ge=0)
+    changed_plugins: bool = option(False, "go on with a run even if a plugin of it has changed")
 
 
 @settings
 class TrainOptions(StartOptions):
-    steps: int | None = option(None, "optimiser steps to take, instead of a budget", ge=1)
+    steps: int | None = option(None, "number of training steps, instead of --budget", ge=1)
     dry_run: bool = option(False, "try everything once, train nothing, and say what would be done")
     # Not keys of the run's file: a run may go on in another place, with the same results but for rounding.
     shard: Literal["none", "full", "hybrid"] = option(
         "none",
-        "under torchrun, cut weights and optimiser into a part a process: of all (full), of a node (hybrid)",
+        "under torchrun: split weights and optimiser over all processes (full) or within each machine "
+        "(hybrid)",
     )
-    recompute: bool = option(False, "compute layers twice instead of keeping their insides: less memory")
+    recompute: bool = option(
+        False, "compute layers twice instead of keeping their results: less memory, more time"
+    )
     compile: bool = option(False, "compile feed-forward parts with torch.compile; needs a C++ compiler")
 
     def placement(self) -> dict[str, Any]:

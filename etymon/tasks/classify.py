@@ -56,6 +56,13 @@ class TextTask(HeadTask):
 
     options: Any
 
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        if options.label in self.input_columns:
+            raise EtymonError(
+                f"the column {options.label!r} is both read and asked for: give another --label"
+            )
+
     @property
     def input_columns(self) -> tuple[str, ...]:
         options = self.options

@@ -104,8 +104,7 @@ class TextReader:
                 raise EtymonError(f"{place}: its text has no tokens; leave the row out")
         if self.cut:
             notify(
-                f"{self.cut:,} texts of {len(table):,} rows are longer than {self.length} tokens and "
-                "are cut (finetune --length)"
+                f"cut {self.cut:,} texts of {len(table):,} rows to {self.length} tokens (finetune --length)"
             )
         words = [sum(len(text.split()) for pair in rows for text in pair if text) for rows in pairs]
         return framed_examples(framed, words)

@@ -149,7 +149,7 @@ class Tag(HeadTask):
                 "and are read in parts (finetune --length)"
             )
         if cut:
-            notify(f"{cut:,} words alone are longer than {room} tokens and are cut")
+            notify(f"cut {cut:,} words of more than {room} tokens each")
         return framed_examples(framed, [len(inside) for inside in places], places=Ragged(places))
 
     def encode(self, table: Table, notify: Notify = ignore_note, *, learn: bool = False) -> Examples:

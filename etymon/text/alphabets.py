@@ -90,6 +90,11 @@ def is_ideograph(letter: str) -> bool:
     return "CJK" in unicodedata.name(letter, "")
 
 
+def is_of_thousands(letter: str) -> bool:
+    """Whether a character is of a script of thousands, which no text has all of: ideographs, Korean."""
+    return is_ideograph(letter) or "가" <= letter <= "힣"
+
+
 def can_continue(letter: str) -> bool:
     """Whether a character can stand inside a word: punctuation and ideographs are words by themselves."""
     is_symbol = letter.isascii() and not letter.isalnum()

@@ -27,7 +27,8 @@ Record = tuple[str, dict[str, Any]]
 
 HELD = 1 << 24  # bytes of a document that may yet be skipped; more of it waits on the disk
 BATCH = 1 << 23  # bytes of a parquet file that are unpacked at once, where its rows allow it
-SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", "，": "full-width commas"}
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+SEPARATORS |= {"，": "full-width commas", "；": "full-width semicolons"}
 SNIFFED = 20
 """Lines of a table by which it is seen what parts its cells."""
 SURROGATE = re.compile("[\ud800-\udfff]")

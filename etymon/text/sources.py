@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("etymon.text")
 
+SPREADSHEETS = (".xlsx", ".xls", ".ods", ".et", ".numbers")
 STANDARD_INPUT = Path("-")
 PACKINGS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
@@ -190,6 +191,7 @@ class TextFiles(Reading):
                 raise EtymonError(
                     "standard input has no name: say that it is txt, jsonl, csv or tsv (--format)"
                 )
+            refuse_spreadsheet(path)
             if suffix_of(path) not in READERS:
                 raise EtymonError(
                     f"cannot read {path}: known text files are {', '.join(READERS)} (also with "
@@ -271,6 +273,15 @@ class _HashingReader(io.RawIOBase):
         self.digest.update(memoryview(buffer)[:count])
         self.files.bytes_read += count
         return count
+
+
+def refuse_spreadsheet(path: Path | RemoteFile) -> None:
+    """Refuses what a spreadsheet program keeps for itself, with the way out."""
+    if suffix_of(path) in SPREADSHEETS:
+        raise EtymonError(
+            f"{path} is a spreadsheet's own file: open it there, save it as CSV (UTF-8), and give that",
+            code="broken-table",
+        )
 
 
 def suffix_of(path: Path | RemoteFile) -> str:

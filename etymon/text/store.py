@@ -173,21 +173,27 @@ class Split:
         return Split(np.asarray(tokens, np.uint32), ends, np.asarray(sentences, np.int64))
 
     @staticmethod
-    def of_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Split:
-        """A split in memory, of texts, each a document; none may be blank."""
+    def of_texts(texts: Iterable[str], tokenizer: Tokenizer, words: str | None = None) -> Split:
+        """A split in memory, of texts, each a document; none may be blank. The segmenter of that name finds
+        their `words`."""
         # `before` is what came before a batch in tokens, bytes and words: offsets in a batch begin at 0.
-        encoder, before = Encoder(tokenizer, np.dtype(np.uint32)), np.zeros((1, 3), np.int64)
+        encoder, before = Encoder(tokenizer, np.dtype(np.uint32), words), np.zeros((1, 3), np.int64)
         tokens, ends, sentences = [np.zeros(0, np.uint32)], [before], [np.zeros(0, np.int64)]
+        begins = []
         for batch in batches(map(Document, texts)):
             encoded = encoder(batch)
             tokens.append(encoded.tokens)
             # A long document comes in parts: only the last of them ends it.
             ends.append(before + encoded.ends[[not part.more for part in batch]])
             sentences.append(before[0, 0] + encoded.sentences[:, 0])
+            if encoded.word_starts is not None:
+                begins.append(encoded.word_starts)
             before = before + encoded.ends[-1]
         places = np.concatenate(ends)
-        sizes = np.diff(places[:, 1:], axis=0).T
-        split = Split(np.concatenate(tokens), places[:, 0], np.concatenate(sentences), *sizes)
+        bytes_words = np.diff(places[:, 1:], axis=0).T
+        bits = np.packbits(np.concatenate(begins)) if begins else None
+        ids, starts = np.concatenate(tokens), np.concatenate(sentences)
+        split = Split(ids, places[:, 0], starts, bytes_words[0], bytes_words[1], bits)
         tokenizer.note_unknown([split.tokens[:SAMPLE]])
         return split
 

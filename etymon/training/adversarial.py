@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from etymon.errors import EtymonError
 from etymon.nn.batch import Batch, Layout
 from etymon.objectives.objective import Term
-from etymon.settings.training import AdversarialSettings
+from etymon.settings.adversarial import AdversarialSettings
 from etymon.training.unit import TrainingUnit
 
 Backward = Callable[[Tensor], object]

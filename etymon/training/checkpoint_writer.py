@@ -27,17 +27,24 @@ from etymon.nn.initialise import stored_buffers
 from etymon.training.distributed import PATIENCE, World
 from etymon.training.optimisers import optimiser_tensors
 from etymon.training.shards import fully_gathered, gather_whole
-from etymon.training.state import BRIDGE, MEMORIES, MEMORY, OPTIMISER, RunFolder, TrainingState
+from etymon.training.state import BRIDGE, MEMORIES, MEMORY, OPTIMISER, WEIGHTS, RunFolder, TrainingState
 from etymon.training.unit import TrainingUnit
+from etymon.training.weight_average import WeightAverage
 
 
 class CheckpointWriter:
     """Writes the checkpoints of a run, one at a time."""
 
     def __init__(
-        self, folder: RunFolder, unit: TrainingUnit, optimiser: torch.optim.Optimizer, world: World
+        self,
+        folder: RunFolder,
+        unit: TrainingUnit,
+        optimiser: torch.optim.Optimizer,
+        average: WeightAverage,
+        world: World,
     ) -> None:
         self.folder, self.unit, self.optimiser, self.world = folder, unit, optimiser, world
+        self.average = average
         # Adapters are small: they are gathered, and their checkpoints are ordinary ones.
         self.in_parts = world.is_sharded and getattr(unit.model, "lora", None) is None
         self._pending: Future[Any] | None = None
@@ -51,6 +58,7 @@ class CheckpointWriter:
         # Streams belong to slices, so that each process has its own: together they are the run's.
         memories = self.world.gather(self.unit.memories.tensors())
         tensors = optimiser_tensors(self.optimiser, self.unit)
+        tensors |= {WEIGHTS + name: tensor for name, tensor in self.average.tensors().items()}
         if self.in_parts:
             tensors = {OPTIMISER + name: part for name, part in tensors.items()}
             self._save_parts(state, stored_tensors(self.unit) | tensors, memories, save_members, keep)

@@ -44,8 +44,19 @@ class Step:
 class Feed:
     """Steps of `slices` slices with `rows` samples each, from any position on."""
 
-    def __init__(self, objective: Objective, split: Split, seed: int, *, slices: int, rows: int) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        split: Split,
+        seed: int,
+        *,
+        slices: int,
+        rows: int,
+        goes_on: bool = False,
+    ) -> None:
         self.objective, self.split, self.seed = objective, split, seed
+        self.goes_on = goes_on
+        """Its samples are those of the phase before, of which another objective asks."""
         self.slices, self.rows = slices, rows
         self.batch_size = slices * rows
         self._plans: dict[int, np.ndarray] = {}
@@ -239,7 +250,8 @@ class StepStream(Dataset[MicroBatch]):
             if phase.first == step > 0:
                 # A phase with other samples begins a new epoch; one that only takes more a step goes on.
                 before, now = self.phase(step - 1).feed, phase.feed
-                resets_streams = before.objective is not now.objective or before.split is not now.split
+                is_same = before.objective is now.objective or now.goes_on
+                resets_streams = not (is_same and before.split is now.split)
                 if resets_streams:
                     position = Position(position.epoch + 1, 0)
             slices, position = phase.feed.addresses(position)

@@ -43,6 +43,7 @@ from etymon.training.state import (
     MEMORY,
     SMALLEST_SCALE,
     VALIDATION_PREFIX,
+    WEIGHTS,
     RunFolder,
     TrainingState,
     take_prefixed,
@@ -57,6 +58,7 @@ from etymon.training.unit import (
     averages,
     bits_per_byte_or_target,
 )
+from etymon.training.weight_average import WeightAverage
 
 
 class Diverged(EtymonError):
@@ -114,10 +116,12 @@ class Trainer:
         self.device = next(unit.parameters()).device
         self.state = state or TrainingState()
         self.optimiser = build_optimiser(unit, settings.optimiser, settings.precision)
-        self.checkpoints = CheckpointWriter(folder, unit, self.optimiser, self.world)
+        self.average = WeightAverage(unit, settings.optimiser.ema)
+        self.checkpoints = CheckpointWriter(folder, unit, self.optimiser, self.average, self.world)
         if optimiser_state is not None:
             copy_values(unit.bridges, take_prefixed(optimiser_state, BRIDGE))
             unit.memories = StreamMemories(take_prefixed(optimiser_state, MEMORY))
+            self.average.restore(take_prefixed(optimiser_state, WEIGHTS))
             restore_optimiser(self.optimiser, unit, optimiser_state)
         self.metrics: dict[str, float] = {}
         self.plan = StepPlan(
@@ -143,6 +147,7 @@ class Trainer:
                     self._take_steps(request)
             finally:
                 self.progress.close()
+        self.average.hand_over()
         stopped = state.step < self.plan.steps and not self._patience_is_over
         # Without a signal here, another process of this run got it, and this one ends as if terminated.
         number = (request.signal or signal.SIGTERM) if stopped else None
@@ -214,9 +219,10 @@ class Trainer:
         totals: dict[str, float] = {}
         late_counts: dict[str, float] = {}
         self.unit.train()
+        if step.resets_streams or self.unit.objective is not objective:
+            # A phase that only remembers more or less takes up what there is, as a resumed run does.
+            self.unit.memories = StreamMemories({} if step.resets_streams else self.unit.memories.tensors())
         self.unit.objective = objective
-        if step.resets_streams:
-            self.unit.memories = StreamMemories()
         position = self.plan.position(self.state.step)
         unfreezing: Any = nullcontext()
         # Where steps are only measured (at a given rate) everything trains: later ones take as long.
@@ -243,6 +249,7 @@ class Trainer:
         set_rate(self.optimiser, learning_rate)
         if not is_overflown:
             self.optimiser.step()
+            self.average.update(self.state.step + 1)
         self.optimiser.zero_grad(set_to_none=True)
         record = averages(totals, counts, objective.likelihood)
         if settings.precision == "fp16":
@@ -277,8 +284,7 @@ class Trainer:
         return terms
 
     def _clip_gradients(self) -> dict[str, float]:
-        """Clips the step's gradient, which is complete by now; returns its norm, now and then by layer,
-        too."""
+        """Clips the step's complete gradient; returns its norm, now and then by layer, too."""
         norms = {}
         if self.settings.precision == "fp16":
             gradients = [part.grad for part in self.unit.parameters() if part.grad is not None]
@@ -294,7 +300,8 @@ class Trainer:
 
     def save(self) -> None:
         """Writes a checkpoint."""
-        self.checkpoints.save(self.state, self.save_members, self.settings.keep)
+        with self.average.in_place():
+            self.checkpoints.save(self.state, self.save_members, self.settings.keep)
 
     def seconds_per_step(self, seconds: float = 4.0) -> float:
         """The measured time of a step here: real steps at rate 0, after which optimiser and gradients
@@ -343,11 +350,13 @@ class Trainer:
             # A budget of 10M words is a whole number of steps, which may end a little before them.
             reached = 2 * now - then if self.state.step == self.plan.steps else now
             if then < amount <= reached:
-                milestone.act()
+                with self.average.in_place():
+                    milestone.act()
 
     def _validate(self) -> None:
         step = self.state.step
-        self.metrics = self.validate(step, self.stream.phase_number_after(step), step >= self.plan.steps)
+        with self.average.in_place():
+            self.metrics = self.validate(step, self.stream.phase_number_after(step), step >= self.plan.steps)
         if not self.metrics:
             return
         state, score = self.state, self.criterion(self.metrics)

@@ -25,6 +25,7 @@ from etymon.training.heap import Heap
 from etymon.training.optimisers import OptimiserChoice, build_optimiser
 from etymon.training.speed import count_operations, recurrence_operations
 from etymon.training.unit import StreamMemories, TrainingUnit
+from etymon.training.weight_average import WeightAverage
 
 STEPS = 3
 """After which the allocator's gaps hardly grow (12 steps of ELECTRA: the third has the most)."""
@@ -108,6 +109,7 @@ def step_footprint(
                 gradients += value.grad.numel() * value.grad.element_size()
         highest, live.peak = live.peak, live.bytes
         before = live.bytes
+        average = WeightAverage(unit, choice.ema)
         optimiser.step()
         state, update = live.bytes - before, live.peak - live.bytes
         optimiser.zero_grad(set_to_none=True)
@@ -118,6 +120,7 @@ def step_footprint(
                 optimiser.zero_grad(set_to_none=True)
         gaps = live.heap.peak - max(highest, live.peak) if later else 0.0
         unit.memories = StreamMemories()
+        del average
     return Footprint(
         weights=weights,
         gradients=gradients,

@@ -54,7 +54,8 @@ class OptimiserChoice(Hyperparameters):
 
     def __post_init__(self) -> None:
         # Names and ranges are declared there.
-        shared: dict[str, Any] = {"weight_decay": self.weight_decay, "layer_decay": self.layer_decay}
+        names = ("weight_decay", "layer_decay", "ema")
+        shared: dict[str, Any] = {name: getattr(self, name) for name in names}
         OptimiserSettings(optimiser=self.name, **shared)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise EtymonError(f"betas are from 0 to below 1, not {self.betas}")

@@ -17,6 +17,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -195,6 +196,8 @@ class NotebookProgress(Progress):
     def start(self, total_steps: int | None, title: str) -> None:
         from IPython.display import display
 
+        # The hub's client looks for widgets that nothing here needs.
+        warnings.filterwarnings("ignore", "IProgress not found")
         self.close()
         self.curves = {}
         self.run = _Run(total_steps, title, later=self.later)

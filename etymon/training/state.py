@@ -28,6 +28,8 @@ from etymon.training.shards import as_cut, is_cut
 VALIDATION_PREFIX = "validation_"
 # Prefixes of the tensors that are saved beside the optimiser's.
 BRIDGE, MEMORY = "bridge/", "memory/"
+# The same of the weights that training goes on with, where the models have an average of them.
+WEIGHTS = "weights/"
 # What streams remember, where the other tensors are in parts.
 MEMORIES = "memories.safetensors"
 # Before the names of the optimiser's tensors there.

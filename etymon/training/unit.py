@@ -59,6 +59,7 @@ class TrainingUnit(nn.Module):
         if not self.training and objective.validation_memory is not None:
             length = objective.validation_memory
         if length == 0 or "memory" not in model.capabilities:
+            self.memories = StreamMemories()  # of an earlier phase: a later one does not go on from there
             return None
 
         def new_state(rows: int) -> Any:

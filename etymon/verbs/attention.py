@@ -46,20 +46,22 @@ class AttentionMaps(Inline):
 class AttentionOptions(ComputeOptions, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     source: str = argument("the text to read")
-    target: Words = argument("what is written (its own text otherwise); for an encoder a second text", ())
+    target: Words = argument(
+        "the text to write (the model's own otherwise); for an encoder, a second text", ()
+    )
     out: Annotated[Path | None, Spelling("str | Path | None", Path)] = option(
         Path("attention.html"), "the picture: .html to look around in, .svg or .png for one map"
     )
-    kind: str | None = option(None, "of a picture: cross, encoder, decoder or self (the first there is)")
-    layer: int | None = option(None, "of a picture: a layer, from 1 (the mean of all)")
-    head: int | None = option(None, "of a picture: a head, from 1 (the mean of all)")
+    kind: str | None = option(None, "for a picture: cross, encoder, decoder or self (the first there is)")
+    layer: int | None = option(None, "for a picture: which layer, from 1 (the mean of all)")
+    head: int | None = option(None, "for a picture: which head, from 1 (the mean of all)")
 
 
 @verb(AttentionOptions)
 def attention(options: AttentionOptions) -> AttentionMaps:
-    """Cross-attention of an encoder-decoder (the alignment of a translation) and self-attention of
-    everybody, tokens labelled, layers and heads to choose from in the page; `--out map.png --layer 3 --head
-    1` draws one map.
+    """Draws the cross-attention of an encoder-decoder (the alignment of a translation) and the
+    self-attention of any model. In the page you choose layers and heads; `--out map.png --layer 3 --head 1`
+    draws one map.
     """
     from etymon.files import atomic_write
     from etymon.lab.attention_map import attention_maps

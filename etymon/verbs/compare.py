@@ -36,60 +36,63 @@ TEXT_SETTINGS = {field.name for field in fields(TextSettings)}
 @settings
 class CompareOptions(ProgressOptions, DeviceOptions, ClusterOptions, PluginOptions):
     arms: Words = argument(
-        "two or more, each [NAME=]FAMILY[:RECIPE][@OBJECTIVE][@key=value,...] or a YAML file of pretrain",
+        "what to compare, two or more: each [NAME=]FAMILY[:RECIPE][@OBJECTIVE][@key=value,...] or a "
+        "YAML file of pretrain",
         leads=True,
     )
     data: TextLike = option(None, "text files, folders, globs or URLs")
-    budget: str = option("20m", "of a run of the final: 20m; or 20Tflops, 10Mwords, 20Mtokens")
+    budget: str = option("20m", "budget of each run of the final: 20m, 20Tflops, 10Mwords or 20Mtokens")
     tasks: Files = option(
         (),
-        "tables with text and label to fine-tune every arm on, or YAML files of finetune; they then decide",
+        "tables with text and label, or YAML files of finetune: every arm is fine-tuned on them, and "
+        "they decide",
     )
-    task_budget: str = option("3epochs", "of a fine-tuning run")
+    task_budget: str = option("3epochs", "budget of each fine-tuning run")
     pairs: Files = option(
         (),
-        "minimal pairs that compare all arms: BLiMP's folder, tables of good and bad sentences, or two files",
+        "minimal pairs, which compare all arms: BLiMP's folder, tables of good and bad sentences, or "
+        "two files",
     )
     probes: Files = option(
         (),
-        "files or folders to probe all arms for, as `etymon probe` does; they decide if nothing else does",
+        "files or folders of probing tasks for all arms, as in `etymon probe`; they decide if nothing "
+        "else does",
     )
     suite: str | None = option(
         None,
-        "blimp, glue, probing, lm or FILE.yaml: the finalists are scored by it at the end, as by evaluate",
+        "suite that scores the finalists at the end, as `etymon evaluate` does: blimp, glue, probing, "
+        "lm or FILE.yaml",
     )
-    suite_data: PathText = option(None, "the folder of the suite's files (ETYMON_SUITES)")
-    pair_examples: int = option(100, "of a paradigm at most, for validation and for the test each", ge=1)
-    seeds: int = option(3, "runs of every finalist, each with a fresh seed", ge=3)
+    suite_data: PathText = option(None, "folder of the suite's files (the variable ETYMON_SUITES)")
+    pair_examples: int = option(100, "most pairs per paradigm, each for validation and for the test", ge=1)
+    seeds: int = option(3, "runs per finalist, each with a fresh seed", ge=3)
     trials: int = option(1, "learning rates that every arm may try in the first round", ge=1)
-    finalists: int = option(
-        2, "arms that are trained with all seeds, of every kind that can be compared", ge=2
-    )
-    validation: float = option(0.05, "share of the text by which rounds are decided", gt=0, lt=0.4)
-    test: float = option(0.05, "share of the text that is opened once, at the end", gt=0, lt=0.4)
-    order: int = option(5, "of the n-grams that are counted beside; 0 for none", ge=0, le=8)
-    seed: int = option(0, "of the split and the rounds; the final has the seeds after it")
+    finalists: int = option(2, "how many arms reach the final, of every kind that can be compared", ge=2)
+    validation: float = option(0.05, "share of the text that decides the rounds", gt=0, lt=0.4)
+    test: float = option(0.05, "share of the text for the test, which is read once, at the end", gt=0, lt=0.4)
+    order: int = option(5, "order of the n-gram model that stands beside the networks; 0: none", ge=0, le=8)
+    seed: int = option(0, "random seed of the split and the rounds; the final has the seeds after it")
     out: PathText = option(None, "the folder of the comparison (comparisons/ARM-ARM-...)")
     run: dict[str, Any] = group(
         PretrainSettings,
         "size precision batch length vocabulary tokenizer words documents column encoding errors "
         "max_replaced deduplicate similarity min_length max_length text_language",
     )
-    set: Words = option((), "a setting of all arms by its dotted name: warmup=0.1")
+    set: Words = option((), "give a setting of all arms a value by its dotted name: warmup=0.1")
     resume: bool | Literal["auto"] = option(
-        False, "go on with a comparison that was stopped; auto: begin one where there is none"
+        False, "go on with the stopped comparison in OUT; auto: start one if there is none"
     )
-    changed_plugins: bool = option(False, "go on though a plugin of an arm has changed")
-    workers: int = option(0, "processes that prepare samples (0: a thread does)", ge=0)
+    changed_plugins: bool = option(False, "go on even if a plugin of an arm has changed")
+    workers: int = option(0, "number of processes that prepare samples (0: a thread does it)", ge=0)
 
 
 @verb(CompareOptions)
 def compare(options: CompareOptions) -> Compared:
-    """All arms get the same budget and the same text. Rounds with growing budgets, decided on validation text
-    or rows, leave the best; these are trained anew with fresh seeds and tested once. OUT has report.html,
-    results.json, table.md and table.tex, with intervals, baselines, costs, and a command to go on with the
-    winner. "No winner at this budget" is an answer, too. Give the command again with `--resume` whatever
-    stopped it.
+    """Each arm is a family with its settings, and all get the same text and budget. Rounds with growing
+    budgets keep the best arms; these are trained anew with fresh seeds and tested once. OUT gets
+    report.html, results.json, table.md and table.tex: intervals, baselines, costs, and the command that
+    goes on with the winner. "No winner at this budget" is an answer, too. After a stop, give the command
+    again with `--resume`.
     """
     from etymon.lab.compare import Tournament
     from etymon.lab.compare_plan import COMPARE_FILE, Design

@@ -33,14 +33,12 @@ class ContextOptions(ComputeOptions, EncodingSettings, JsonOptions):
     )
     data: Files = option((), "text that the models have not seen: files, folders or globs")
     longest: int = option(512, "tokens of the longest context")
-    step: int | None = option(
-        None, "measure at every so many tokens (published: 100) instead of at 1, 2, 4, ..."
-    )
+    step: int | None = option(None, "measure every N tokens (published: 100) instead of at 1, 2, 4, ...")
     targets: int = option(1000, "pieces of text to predict, evenly spread")
     memory: int | None = option(
         None, "tokens that families with a memory remember; 0 for one pass (the model's own)"
     )
-    segment: int | None = option(None, "tokens that they read at once (256)", ge=1)
+    segment: int | None = option(None, "tokens that such families read at once (256)", ge=1)
     out: PathText = option(None, "a folder for results.json and report.html")
     on_progress: Notify | None = option(None, "is told what is being measured", seen_by="python")
 
@@ -48,8 +46,8 @@ class ContextOptions(ComputeOptions, EncodingSettings, JsonOptions):
 @verb(ContextOptions)
 def context(options: ContextOptions) -> Contexts:
     """The same pieces of text are predicted from exactly 1, 2, 4, ... tokens before them, in bits per byte,
-    which compare across tokenizers. The relative effective context length (RECL) of Transformer-XL's
-    authors is given for the group of models.
+    which can be compared across tokenizers. For the whole group of models it gives the relative effective
+    context length (RECL) of Transformer-XL's authors.
     """
     from etymon.lab.context import context_lengths, measure, write_results
     from etymon.settings.reading import FileOptions

@@ -41,28 +41,28 @@ class ConvertOptions(OpeningOptions, EncodingSettings):
     dtype: Literal["float32", "float16", "bfloat16"] = option("float32", "precision of the written weights")
     revision: str | None = option(None, "branch, tag or commit of a hub id")
     family: str | None = option(
-        None, "what the source is, e.g. bert, where it does not say so (as its weights are called)"
+        None, "family of the source, such as bert, if it does not say (told by the names of its weights)"
     )
     partial: bool = option(False, "tolerate unexpected weights and missing heads")
-    average: int | None = option(None, "of a run: the mean of its last so many checkpoints")
+    average: int | None = option(None, "for a run: write the mean of its last N checkpoints")
     layout: Literal["folder", "bilm"] = option(
-        "folder", "of what is written; bilm: ELMo's published options.json and HDF5 file"
+        "folder", "layout to write; bilm: ELMo's published options.json and HDF5 file"
     )
     quantize: Literal["int8"] | None = option(
         None, "round the weights to eight bits: faster and smaller, on a processor"
     )
     data: Path | None = option(
-        None, "a text to measure the rounding of a decoder on: bits per byte before and after"
+        None,
+        "with --quantize: a text that shows what rounding costs a decoder: bits per byte before and after",
     )
 
 
 @verb(ConvertOptions)
 def convert(options: ConvertOptions) -> Converted:
     """Old layouts (pickled weights, missing prefixes, gamma and beta, stored copies) come out in today's
-    layout. Of a run that has not ended, it is the newest checkpoint. `--average 5` writes the mean of a run's
-    last five checkpoints. `--quantize int8` writes weights
-    of eight bits, which etymon alone can read, and says what that changed. Adapters are merged into their
-    base.
+    layout. For a run that has not ended, the newest checkpoint is taken. `--average 5` writes the mean of
+    a run's last five checkpoints. `--quantize int8` writes weights of eight bits, which etymon alone can
+    read, and says what that changed. Adapters are merged into their base.
     """
     import torch
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class DemoOptions(ProgressOptions):
     out: str | Path = option("runs/demo", "the run's folder")
     budget: str = option("3m", "time to train for")
-    steps: int | None = option(None, "optimiser steps to take, instead of a budget")
+    steps: int | None = option(None, "number of training steps, instead of --budget")
     size: str = option("pocket", "size of GPT-2 to train")
-    seed: int = option(0, "of everything that is drawn")
+    seed: int = option(0, "random seed; the same seed gives the same run")
 
 
 @verb(DemoOptions)

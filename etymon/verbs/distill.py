@@ -27,7 +27,7 @@ class DistillOptions(TrainOptions):
     data: Files = option((), "text files, folders or globs, or a store prepared with its tokenizer")
     family: str | None = option(None, "the student's family, e.g. distilbert (the teacher's)")
     layers: int | None = option(None, "the student's layers (half of the teacher's)")
-    size: str | None = option(None, "a size of the student's family, instead of the teacher's width")
+    size: str | None = option(None, "size of the student, from its family's sizes (the teacher's width)")
     out: PathText = option(None, "the run's folder (runs/distilled-FAMILY)")
     objective: dict[str, Any] = group(EncoderDistillationSettings)
     run: dict[str, Any] = group(
@@ -39,10 +39,10 @@ class DistillOptions(TrainOptions):
 
 @verb(DistillOptions)
 def distill(options: DistillOptions) -> Pretrained:
-    """The student learns the teacher's distributions and hidden states beside the ordinary objective, with
-    DistilBERT's weights, and begins with evenly spread layers of the teacher. It reads with the teacher's
-    tokenizer. Where the widths differ, hidden states are compared through a projection that is trained
-    along. Everything else is as in `etymon pretrain`, whose settings --config and --set take.
+    """The student learns the teacher's predictions and hidden states beside the ordinary objective, weighted
+    as in DistilBERT. It starts from evenly spread layers of the teacher, and reads with the teacher's
+    tokenizer. Where the widths differ, hidden states are compared through a projection that is learnt too.
+    Everything else is as in `etymon pretrain`, whose settings --config and --set take.
     """
     from etymon.config import read_yaml, strict
     from etymon.families import get_family

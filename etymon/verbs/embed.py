@@ -40,10 +40,12 @@ class EmbedOptions(WeightOptions, EncodingSettings):
     file: Path | None = option(None, "a file with a text a line")
     pooling: Literal["mean", "cls", "max", "last"] | None = option(
         None,
-        "how token vectors become one: their mean, their maximum, the class token's or the last one's "
-        "(the folder's own, else mean)",
+        "how the vectors of tokens become one: their mean, their maximum, that of the class token, or "
+        "the last one (the folder's own, else mean)",
     )
-    layer: int | None = option(None, "of these states: 0 goes into the first layer, -1 is the last (last)")
+    layer: int | None = option(
+        None, "which layer's hidden states: 0 is the input of the first layer, -1 the last (last)"
+    )
     mix: str | None = option(
         None, "a mix of all layers: own (learned, saved with the model), or shares such as 0.2,0.5,0.3"
     )
@@ -57,11 +59,10 @@ class EmbedOptions(WeightOptions, EncodingSettings):
 
 @verb(EmbedOptions)
 def embed(options: EmbedOptions) -> np.ndarray | Written:
-    """The hidden states of an encoder or a decoder (of T5, its encoder's), special tokens included, pooled
-    to one vector a text: float32 `[texts, width]`. A folder of sentence-transformers says itself how its
-    vectors are made. A text beyond the model's positions is cut there, and a note says so. With `out`,
-    vectors are written as they come, in the memory of 10,000, and what comes back says how many; .parquet
-    and .jsonl hold the text too.
+    """A vector is made of the hidden states of an encoder or a decoder (T5: of its encoder), special tokens
+    included: float32 `[texts, width]`. A sentence-transformers folder says itself how its vectors are made.
+    A text longer than the model can read is cut, and a note says so. With --out, vectors are written as
+    they are computed, at most 10,000 in memory; .parquet and .jsonl hold the text too.
     """
     import numpy as np
 

@@ -58,23 +58,29 @@ class EvaluateOptions(TableOptions, ComputeOptions, JsonOptions):
     decoding: dict[str, Any] = group(DecodingSettings, "beams", beams=4)
     suite: str | None = option(
         None,
-        "blimp, glue, probing, lm, or a YAML file of parts, instead of a task and data (docs/evaluation.md)",
+        "score a suite instead of one table: blimp, glue, probing, lm, or a YAML file of parts "
+        "(docs/evaluation.md)",
     )
     suite_data: PathText = option(
-        None, "the folder that holds the suite's files (ETYMON_SUITES, or this folder); nothing is downloaded"
+        None,
+        "folder of the suite's files (the variable ETYMON_SUITES, or this folder); nothing is downloaded",
     )
-    beside: Files = option((), "with a suite: other models, a row each; repeatable")
-    milestones: bool = option(False, "with a suite: also every milestone of a run's folder")
-    budget: str | None = option(None, "with a suite: of every fine-tuning: 2m, 500steps (the suite's own)")
-    resamples: int = option(1000, "of the rows, for the confidence intervals; 0 for none", ge=0)
+    beside: Files = option((), "with --suite: more models to score, a row each; may be repeated")
+    milestones: bool = option(False, "with --suite: also score every milestone of a run")
+    budget: str | None = option(
+        None, "with --suite: budget of each fine-tuning: 2m, 500steps (the suite's own)"
+    )
+    resamples: int = option(
+        1000, "how often to resample the rows for the confidence intervals; 0: no intervals", ge=0
+    )
     on_note: Notify | None = option(None, "is told what was left out or cut", seen_by="python")
     on_progress: Notify | None = option(None, "is told how far a suite has come", seen_by="python")
 
 
 @verb(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> Evaluated | SuiteResult:
-    """It answers every row. The task, its columns and its prefix are those that it was fine-tuned with,
-    unless you say otherwise. With --suite, every part of a suite is scored; what is done is kept in OUT
+    """Every row is answered. Task, columns and prefix are those that the model was fine-tuned with, unless
+    you say otherwise. With --suite, every part of a suite is scored; finished parts are kept in OUT
     (runs/suite-NAME), and the same command goes on after a stop.
     """
     if options.suite is not None:

@@ -23,6 +23,7 @@ from etymon.settings import (
     option,
     settings,
 )
+from etymon.settings.reading import WordWays
 from etymon.verbs.terminal import on_note, print_json, say
 from etymon.verbs.verb import verb
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 ENDINGS = (".html", ".svg", ".png", ".json")
 VOCABULARY = 2000
 """Tokens of a tokenizer that is learnt for one explanation."""
-SENTINELS = 100
 WIDEST_PICTURE = 40
 """Keys of a picture of who sees whom that a terminal still shows."""
 STYLES = {"mask": "bold red", "sentinel": "bold magenta", "changed": "bold yellow", "asked": "bold cyan"}
@@ -50,12 +50,18 @@ class ExplainOptions(OpeningOptions, JsonOptions):
     )
     texts: Texts = argument("a sentence or more; several texts are several documents")
     objective: str | None = option(None, "what to explain (the model's own objective)")
-    seed: int = option(0, "another one hides, replaces and orders other tokens", ge=0)
-    length: int | None = option(None, "tokens of a sample (so many that the text is seen at once)", ge=4)
-    samples: int = option(3, "samples of the text to show, where it makes several", ge=1)
-    set: Words = option((), "override an option of the objective: density=0.5")
+    seed: int = option(0, "random seed; another one hides, replaces and reorders other tokens", ge=0)
+    length: int | None = option(None, "tokens per sample (enough for the whole text)", ge=4)
+    samples: int = option(3, "how many samples to show, if the text makes several", ge=1)
+    set: Words = option((), "give an option of the objective a value: density=0.5")
+    words: WordWays = option(
+        (),
+        "how words are found: tokens, jieba (Chinese), spaces (put there by a tool) or MODULE:FUNCTION; as "
+        "in training unless given",
+    )
     tokenizer: PathText = option(
-        None, "a tokenizer's folder, for a family (one that is learnt from the text)"
+        None,
+        "for a family: folder or hub id of a tokenizer, a model or a run (one that is learnt from the text)",
     )
     teacher: PathText = option(None, "a model's folder, for objectives that learn from one")
     out: PathText = option(
@@ -74,6 +80,7 @@ def explain(options: ExplainOptions) -> Explanation:
     from etymon.explaining.explanation import as_record
     from etymon.families import get_family
     from etymon.objectives import get_objective, objective_class
+    from etymon.objectives.history import last_pretraining
     from etymon.objectives.objective import check_fit
     from etymon.verbs.load_inputs import read_texts, require_writable
 
@@ -95,7 +102,14 @@ def explain(options: ExplainOptions) -> Explanation:
     length = options.length or fitting_length(kind, tokenizer, texts)
     if options.length is None and trained is not None and trained.positions is not None:
         length = min(length, trained.positions)  # a longer text makes several samples
-    objective = get_objective(name, tokenizer, length, **override({}, options.set))
+    # As it was trained: whole words where it learnt from whole words.
+    trained_as = last_pretraining(trained.history if trained else [])
+    objective_options = override(dict(trained_as.options.get(name, {})), options.set)
+    objective = get_objective(name, tokenizer, length, **objective_options)
+    way = trained_as.word_way(options.words, on_note)
+    _check_words(
+        objective, tokenizer, texts, way, is_asked=any(each.startswith("masking=") for each in options.set)
+    )
     model = trained or _new_model(family.name, kind.heads, tokenizer, length)
     teacher = None
     if kind.needs_teacher:
@@ -107,11 +121,29 @@ def explain(options: ExplainOptions) -> Explanation:
         )
     unit = unit_for(model, objective, teacher, generator)
     explanation = explain_text(
-        unit, tokenizer, texts, seed=options.seed, trained=trained is not None, most=options.samples
+        unit,
+        tokenizer,
+        texts,
+        seed=options.seed,
+        trained=trained is not None,
+        most=options.samples,
+        words=way,
     )
     if options.out is not None:
         _write(Path(options.out), as_record(explanation))
     return explanation
+
+
+def _check_words(
+    objective: Any, tokenizer: Tokenizer, texts: Sequence[str], way: str | None, *, is_asked: bool
+) -> None:
+    """Refuses whole words, or notes it, where nothing shows which tokens are one."""
+    from etymon.runs.text_stores import check_split_words
+    from etymon.text.segmenters import TOKENS
+    from etymon.text.store import Split
+
+    split = Split.of_texts(texts, tokenizer, way)
+    check_split_words(objective, split, tokenizer, None if way == TOKENS else is_asked, on_note)
 
 
 def _write(out: Path, record: dict[str, Any]) -> None:
@@ -173,16 +205,17 @@ def _tokenizer(
 ) -> Tokenizer:
     from etymon.explaining.descriptions import OTHER_TEXTS
     from etymon.families import get_family
+    from etymon.objectives.denoising import SENTINELS
     from etymon.runs.tokenizer import training_choice
     from etymon.text.alphabets import is_spaceless
-    from etymon.text.tokenizer import Tokenizer
     from etymon.text.tokenizer_training import train_tokenizer
+    from etymon.verbs.tokenizer import tokenizer_at
 
     if trained is not None:
         assert trained.tokenizer is not None
         return trained.tokenizer
     if options.tokenizer is not None:
-        tokenizer = Tokenizer.load(options.tokenizer)
+        tokenizer = tokenizer_at(options.tokenizer)
     else:
         # Twice: what occurs only once is not learnt, and a sentence is easiest to follow by its whole words.
         sentences = [*texts, *(text for group in OTHER_TEXTS.values() for text in group)]

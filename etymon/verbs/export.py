@@ -22,7 +22,7 @@ class ExportOptions(OpeningOptions, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id; none with --list", None)
     to: str | None = option(None, "the runtime: onnx, ctranslate2, gguf or torch")
     quantize: str | None = option(
-        None, "of the weights: int8, fp16 ... (as they are; --list says what a runtime has)"
+        None, "number format of the weights: int8, fp16 ... (as they are; --list says what a runtime has)"
     )
     out: str | Path | None = option(None, "the folder to write (MODEL-RUNTIME in the current folder)")
     head: str | None = option(
@@ -33,10 +33,10 @@ class ExportOptions(OpeningOptions, JsonOptions):
 
 @verb(ExportOptions)
 def export(options: ExportOptions) -> Exported | list[ExportCell]:
-    """Before an export is called done, its own runtime answers rows of 1, 7 and as many tokens as the model
-    reads, one and three at a time, in English and Chinese. The worst difference and the share of best
-    outputs that agree are printed and stored beside it, in export.json. If they are too far off, nothing is
-    written. Each runtime is an extra: pip install 'etymon[onnx]'. With --list no model is opened.
+    """Before an export counts as done, its own runtime answers rows of 1, 7 and as many tokens as the model
+    can read, one and three at a time, in English and Chinese. The largest difference and the share of best
+    outputs that agree are printed and stored in export.json. If they are too far off, nothing is written.
+    Each runtime is an extra: pip install 'etymon[onnx]'. With --list no model is opened.
     """
     from etymon.exports import TARGETS, export_cells
 

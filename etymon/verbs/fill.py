@@ -19,7 +19,9 @@ class FillOptions(WeightOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     texts: Texts = argument("texts with blanks: [MASK], <mask> or ___; - reads lines from standard input")
     top_k: int = option(5, "how many fillings of a blank to show")
-    max_new_tokens: int | None = option(None, "T5, BART: at most so many tokens, of all spans or of the text")
+    max_new_tokens: int | None = option(
+        None, "T5, BART: most tokens to write, in all spans together or in the text"
+    )
     batch_size: int = option(32, "texts that are computed together", ge=1)
     on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
 

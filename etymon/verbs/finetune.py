@@ -28,29 +28,31 @@ class FinetuneOptions(TrainOptions):
     )
     validation: RowsLike = option(None, "the same, to validate on")
     mixture: PathText = option(
-        None, "a YAML file of several tasks and objectives to learn together, instead of task and train"
+        None, "YAML file of several tasks and objectives to learn together, instead of --task and --train"
     )
     task_options: dict[str, Any] = group(task_options(), f"{LEARNING} {TARGET_COLUMNS} {INPUT_COLUMNS}")
     from_scratch: bool = option(False, "begin with an untrained model, and train its tokenizer on the table")
     out: PathText = option(None, "the run's folder (runs/TASK-FAMILY)")
-    epochs: float | None = option(None, "passes over the table, instead of a budget")
+    epochs: float | None = option(None, "passes over the table, instead of --budget")
     run: dict[str, Any] = group(FinetuneSettings, without="ignore_config_key start")
-    place: Literal["input", "output", "both"] | None = option(None, "features: where they enter (input)")
+    place: Literal["input", "output", "both"] | None = option(
+        None, "with --features: where they join, the BiLSTM's input, its output, or both (input)"
+    )
     seeds: Annotated[
         tuple[int, ...] | None,
         BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
         Spelling("Sequence[int] | int | None", list[int]),
     ] = option(
-        None, "train so many models (3), or those of these seeds (3 5 8), for a mean and its deviation"
+        None, "train several models, for a mean and its deviation: 3 (that many), or 3 5 8 (of these seeds)"
     )
 
 
 @verb(FinetuneOptions)
 def finetune(options: FinetuneOptions) -> Finetuned:
-    """Validations really answer some of the held-out rows. The best model by the first metric is kept
-    (the last one, where that is as good within the standard error). It is
-    scored on all of them and written as a Hugging Face folder OUT/model, with OUT/report.html beside.
-    Ctrl-C finishes the step and saves; `--resume` goes on as if nothing had happened.
+    """Some rows are held out, and validations answer some of them. The model with the best first metric is
+    kept (the last one, where that is as good within the standard error). It answers all held-out rows and
+    is written as a Hugging Face folder OUT/model, with a page OUT/report.html. Ctrl-C finishes the step and
+    saves; `--resume` then goes on exactly.
     """
     from etymon.config import read_yaml
     from etymon.families import REGISTRY, get_family

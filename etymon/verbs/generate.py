@@ -40,11 +40,15 @@ class GenerateOptions(WeightOptions, EncodingSettings, JsonOptions):
     prompts: Texts = argument("what to go on from (T5: source texts); - reads lines from standard input")
     decoding: dict[str, Any] = group(DecodingSettings)
     draft: Annotated[Any, Spelling("str | Path | Model | None", str)] = option(
-        None, "a smaller model with the same tokenizer that runs ahead: the same texts, sooner"
+        None, "a smaller model with the same tokenizer that guesses ahead: the same texts, sooner"
     )
-    report: bool = option(False, "compare ways of decoding on the prompts: repetition, diversity, copies")
-    data: Files = option((), "report: the training text, if it is not found beside the model; repeatable")
-    out: PathText = option(None, "report: an .html file for it")
+    report: bool = option(
+        False, "compare ways of decoding on the prompts: how much they repeat, vary and copy"
+    )
+    data: Files = option(
+        (), "with --report: the training text, if it is not found beside the model; may be repeated"
+    )
+    out: PathText = option(None, "with --report: an .html file for it")
     batch_size: int = option(32, "prompts that are decoded together")
     on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
     on_text: Notify | None = option(
@@ -55,10 +59,10 @@ class GenerateOptions(WeightOptions, EncodingSettings, JsonOptions):
 
 @verb(GenerateOptions)
 def generate(options: GenerateOptions) -> list[Generation]:
-    """Greedy unless told otherwise; `--temperature 0.8 --top-k 40` samples, `--beams 4` searches,
-    `--penalty-alpha 0.6 --top-k 4` searches contrastively, `--choice " yes" --choice " no"` picks one.
-    Several prompts are one batch, and a text does not depend on the others. Only new text is printed, as it
-    comes when there is one prompt.
+    """Without options it always takes the likeliest token. `--temperature 0.8 --top-k 40` draws at random,
+    `--beams 4` searches, `--penalty-alpha 0.6 --top-k 4` searches contrastively, `--choice " yes" --choice
+    " no"` picks one. Several prompts are computed together, and none changes the text of another. Only new
+    text is printed, as it comes when there is one prompt.
     """
     from etymon.generation import generate_texts
     from etymon.verbs.load_inputs import load_model, read_texts, require_writable

@@ -9,7 +9,7 @@ import click
 
 from etymon.display import display_width, wrap
 from etymon.language import language, translated
-from etymon.verbs.help_contents import EXAMPLES, grouped_options
+from etymon.verbs.help_contents import EXAMPLES, PAGES, grouped_options
 
 
 class HelpPage(click.HelpFormatter):
@@ -82,3 +82,11 @@ class VerbCommand(click.Command):
             if rows := [parameters[name].get_help_record(context) for name in names]:
                 with formatter.section(heading):
                     formatter.write_dl([row for row in rows if row is not None])
+        if verb in PAGES:
+            formatter.write_paragraph()
+            formatter.write_text(
+                translated(
+                    f"In (brackets): what is used if you do not say otherwise. More: docs/{PAGES[verb]}.md",
+                    "help",
+                )
+            )

@@ -30,7 +30,7 @@ class NewPlugin:
 @settings
 class NewOptions:
     kind: Literal["objective", "family", "task", "masking"] = argument("objective, family, task or masking")
-    name: str = argument("what it is to be called, such as fill-in-the-middle")
+    name: str = argument("its name, such as fill-in-the-middle")
     out: str | Path = option(".", "the folder to write into")
 
 

@@ -38,12 +38,12 @@ class PairsOptions(DeviceOptions, EncodingSettings, JsonOptions):
     bad: str | None = option(None, "the column of bad sentences (sentence_bad, bad)")
     paradigm: str | None = option(None, "the column of the paradigm (UID, or the file's name)")
     field: str | None = option(None, "the column of the field that a paradigm belongs to (field)")
-    examples: int | None = option(None, "pairs of a paradigm at most, evenly spread (all)", ge=1)
+    examples: int | None = option(None, "most pairs per paradigm, evenly spread (all)", ge=1)
     measure: Literal["sum", "token", "byte"] = option(
         "sum", "what is compared: sums of log-probabilities, or their means by token or by byte"
     )
     pll: Literal["token", "within-word"] = option(
-        "token", "encoders: hide a token, or with it the pieces of its word that come after it"
+        "token", "encoders: hide one token at a time, or with it the rest of its word"
     )
     seq2seq: Literal["infilling", "target"] | None = option(
         None,
@@ -61,9 +61,9 @@ class PairsOptions(DeviceOptions, EncodingSettings, JsonOptions):
 
 @verb(PairsOptions)
 def pairs(options: PairsOptions) -> Pairs:
-    """Decoders compare likelihoods, encoders pseudo-likelihoods, T5 and BART fill blanks, XLNet predicts in
-    the order of the text, and ELECTRA's discriminator says how sure it is that nothing was replaced. Scores
-    are computed in float32.
+    """Decoders compare likelihoods, encoders pseudo-likelihoods; T5 and BART fill blanks, XLNet predicts in
+    the order of the text. ELECTRA's discriminator says how sure it is that nothing was replaced. Scores are
+    computed in float32.
     """
     from etymon.lab.model_rows import list_models
     from etymon.lab.pairs import PairColumns, Pairs, judge_pairs, read_pairs

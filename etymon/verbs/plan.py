@@ -34,27 +34,36 @@ PARTS = ("weights", "gradients", "optimiser", "activations", "logits", "gathered
 class PlanOptions(PluginOptions, JsonOptions):
     family: str = argument("as for pretrain: gpt2, bert, t5, ...")
     devices: str = option(
-        "cpu", "of a node: 8xA100-80, T4, RTX4090 ..., cpu (measured here), or your own: 2x24GB@71TFLOPS"
+        "cpu",
+        "devices of one machine: 8xA100-80, T4, RTX4090 ..., cpu (measured here), or your own: "
+        "2x24GB@71TFLOPS",
     )
-    nodes: int = option(1, "machines with so many devices each", ge=1, le=100_000)
+    nodes: int = option(1, "number of such machines", ge=1, le=100_000)
     precision: Literal["float32", "bf16", "fp16"] | None = option(
-        None, "of matrix products and activations (the device's fastest)"
+        None, "number format of matrix products and activations (the device's fastest)"
     )
     shard: Literal["none", "hybrid", "full"] | None = option(
-        None, "whether a device keeps all weights, or a part of them (what fits)"
+        None,
+        "none: every device has all weights; full: a part of them; hybrid: a part within each machine "
+        "(what fits)",
     )
-    recompute: bool = option(False, "layers keep their inputs alone and are computed twice: less memory")
+    recompute: bool = option(
+        False, "compute layers twice instead of keeping their results: less memory, more time"
+    )
     utilisation: float | None = option(
-        None, "share of the devices' peak that is reached (measured on cpu, 0.4 elsewhere)", gt=0, le=1
+        None, "share of the devices' peak speed that is reached (measured on cpu, 0.4 elsewhere)", gt=0, le=1
     )
-    words: str | None = option(None, "words of the text, for a budget of epochs: 100M")
-    price: float | None = option(None, "of a device for an hour, in any currency", ge=0)
+    words: str | None = option(None, "size of the text in words, for a budget in epochs: 100M")
+    price: float | None = option(None, "price of one device for one hour, in any currency", ge=0)
     watts: float | None = option(
-        None, "that a device draws, with its share of the machine (what its maker says of it alone)", ge=0
+        None,
+        "power that one device draws, with its share of the machine (the maker's figure for the "
+        "device alone)",
+        ge=0,
     )
-    data: Words = option((), "text files, folders or globs, for the command")
-    config: PathText = option(None, "a YAML file with settings of a run; options beat it")
-    set: Words = option((), "override a setting by its dotted name: shape.layers=6")
+    data: Words = option((), "text files, folders or globs, to be named in the command that is printed")
+    config: PathText = option(None, "YAML file with settings of a run; options given here win")
+    set: Words = option((), "give any setting a value by its dotted name: shape.layers=6")
     run: dict[str, Any] = group(
         PretrainSettings, "size vocabulary length batch slices budget objective optimiser learning_rate"
     )
@@ -62,9 +71,9 @@ class PlanOptions(PluginOptions, JsonOptions):
 
 @verb(PlanOptions)
 def plan(options: PlanOptions) -> TrainingPlan:
-    """Nothing is read, allocated or trained: models are built without values, and their operations counted.
-    It is the estimate that refuses runs which do not fit. On cpu a few real steps tell the time; elsewhere
-    the share of the devices' peak that is reached is assumed. Devices: A100-40, A100-80, H100, H200, V100-16,
+    """Nothing is read, allocated or trained: the model is built without values, and its operations are
+    counted. The same estimate refuses runs that do not fit. On cpu a few real steps tell the time; elsewhere
+    an assumed share of the devices' peak speed does. Devices: A100-40, A100-80, H100, H200, V100-16,
     V100-32, T4, L4, L40S, A10, A6000, RTX3090, RTX4090, M1, M1-Max, M2, M2-Ultra, with what their makers
     publish.
     """

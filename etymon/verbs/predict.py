@@ -65,8 +65,8 @@ class PredictOptions(TableOptions, ComputeOptions, JsonOptions):
 
 @verb(PredictOptions)
 def predict(options: PredictOptions) -> list[Predicted]:
-    """The task and its columns are those that the model was fine-tuned with, unless you say otherwise; a
-    published model answers as its class does. What is right need not be known. Rows of similar length are
+    """Task and columns are those that the model was fine-tuned with, unless you say otherwise; a published
+    model answers as its class does. The right answers need not be in the table. Rows of similar length are
     read together; their order stays.
     """
     from etymon.tables.formats import WRITTEN, write_table

@@ -49,8 +49,8 @@ class PrepareOptions(FileOptions, ClusterOptions):
     tokenizer: PathText = option(None, "folder or hub id of a tokenizer, a model or a run")
     out: PathText = option(None, "folder of the store")
     validation: float = option(0.05, "share of the documents held out to validate on")
-    seed: int = option(0, "chooses the documents held out")
-    workers: int | None = option(None, "processes that encode (one a core); the result is the same", ge=1)
+    seed: int = option(0, "random seed that picks the held-out documents")
+    workers: int | None = option(None, "number of processes (one per core); the result is the same", ge=1)
 
 
 @verb(PrepareOptions)
@@ -132,7 +132,7 @@ def present(result: Prepared, options: PrepareOptions) -> None:
         return
     summary = result.summary
     if result.skipped:
-        say(f"{result.skipped:,} documents could not be read and were left out")
+        say(f"left out {result.skipped:,} documents that could not be read")
     if result.filtering is not None:
         say(f"filtered   {result.filtering}")
     if summary.reused:

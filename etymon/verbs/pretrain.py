@@ -37,10 +37,10 @@ class PretrainOptions(TrainOptions):
 
 @verb(PretrainOptions)
 def pretrain(options: PretrainOptions) -> Pretrained:
-    """Trains a tokenizer, prepares the text, then the model, and writes a Hugging Face folder OUT/model and
-    OUT/report.html. Ctrl-C finishes the step and saves; `--resume` goes on from there as if nothing had
-    happened, and a command with `--resume auto` can be given again whatever happened. Under `torchrun` the
-    same command trains on several processes.
+    """Trains a tokenizer, prepares the text, trains the model, and writes a Hugging Face folder OUT/model and
+    a page OUT/report.html. Ctrl-C finishes the step and saves; `--resume` then goes on exactly. A command
+    with `--resume auto` can be given again whatever happened. Under `torchrun` it trains on several
+    processes.
     """
     paths, source = split_text(options.data)
     given = options.run | {"family": options.family, "data": paths}

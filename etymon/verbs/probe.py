@@ -29,26 +29,24 @@ if TYPE_CHECKING:
 class ProbeOptions(ComputeOptions, EncodingSettings, JsonOptions):
     model: ModelLike = argument("a model's folder or hub id")
     data: Annotated[Any, Spelling("Sequence[str | Path | ProbeTask] | str | Path", list[str])] = option(
-        (), "a file or folder of tasks, repeatable (docs/probing.md)"
+        (), "a file or folder of tasks; may be repeated (docs/probing.md)"
     )
     text: str = option("text", "the column of a table that holds the text")
     label: str = option("label", "the column that holds the label; also one of CoNLL-U, e.g. xpos (upos)")
     split: str = option("split", "the column that holds train, validation or test, if there is one")
     format: Literal["senteval", "table", "tags", "conllu", "raw"] | None = option(
-        None, "what the files are, if it is not plain"
+        None, "format of the files, if they do not show it"
     )
     pooling: Words = option(
-        ("mean",), "the vector of a sentence: mean (of its tokens), cls or last; repeatable"
+        ("mean",), "the vector of a sentence: mean (of its tokens), cls or last; may be repeated"
     )
     pieces: Literal["first", "mean"] = option(
         "first", "the vector of a word of several pieces: of the first, or their mean"
     )
-    examples: int = option(
-        5000, "training examples a task at most; half as many each for validation and test"
-    )
-    pseudo_words: int = option(10, "pairs of words that are made of a raw text")
+    examples: int = option(5000, "most training examples per task; half as many each for validation and test")
+    pseudo_words: int = option(10, "raw text: how many pseudo-words to make, each of a pair of words")
     twin: bool = option(True, "also probe an untrained model of the same shape")
-    seed: int = option(0, "of the control labels, the untrained twin and the choice of pseudo-words")
+    seed: int = option(0, "random seed of the control labels, the untrained twin and the pseudo-words")
     batch_size: int = option(32, "texts that are computed together", ge=1)
     out: PathText = option(None, "a folder for results.json, results.csv and report.html")
     on_note: Notify | None = option(None, "is told what was left out", seen_by="python")
@@ -57,9 +55,9 @@ class ProbeOptions(ComputeOptions, EncodingSettings, JsonOptions):
 
 @verb(ProbeOptions)
 def probe(options: ProbeOptions) -> Probes:
-    """A linear classifier a layer and task, beside a control task with random labels and an untrained twin;
-    selectivity is accuracy minus control accuracy. Tasks are SentEval files, tables with a text and a
-    label, token and tag tables, CoNLL-U, or raw text, of which pseudo-words are made.
+    """Trains a linear classifier for every layer and task, beside a control task with random labels and an
+    untrained twin; selectivity is accuracy minus control accuracy. Tasks are SentEval files, tables with a
+    text and a label, token and tag tables, CoNLL-U, or raw text, of which pseudo-words are made.
     """
     from etymon.lab.probe import probe_model, write_results
     from etymon.lab.probe_files import ProbeColumns, read_tasks

@@ -72,8 +72,8 @@ class PromptOptions(WeightOptions, EncodingSettings, JsonOptions):
     shots: Annotated[
         tuple[int, ...] | None, BeforeValidator(_numbers), Spelling("str | int | Sequence[int] | None", str)
     ] = option(None, "examples to show: 16, or several: 0,1,16")
-    set: Words = option((), "override a key of the task file: normalise=sum")
-    limit: int | None = option(None, "ask only the first so many queries", ge=1)
+    set: Words = option((), "give a key of the task file another value: normalise=sum")
+    limit: int | None = option(None, "ask only the first N queries", ge=1)
     drop: bool = option(True, "leave out a prompt's first examples where there is no room for all")
     out: PathText = option(None, "a .jsonl file for the answers, one record each")
     show: int = option(10, "answers to print for each number of shots", seen_by="command line")
@@ -85,9 +85,9 @@ class PromptOptions(WeightOptions, EncodingSettings, JsonOptions):
 
 @verb(PromptOptions)
 def prompt(options: PromptOptions) -> Prompted:
-    """Nothing is trained. Choices are scored, or answers are written, behind an instruction and as many
-    examples as `--shots` says; examples that queries share are read once. With labels, accuracy and its 95%
-    interval are given.
+    """Nothing is trained. The model reads an instruction and as many examples as `--shots` says; then choices
+    are scored, or answers are written. Examples that queries share are read once. With labels, accuracy and
+    its 95% interval are given.
     """
     from etymon.generation.prompting import Prompter
     from etymon.lab.prompt import PromptRun

@@ -20,7 +20,9 @@ class ReplacedOptions(ComputeOptions, EncodingSettings, JsonOptions):
     texts: Texts = argument("texts to look at; - reads lines from standard input", ())
     file: Path | None = option(None, "a file with a text a line")
     batch_size: int = option(32, "texts that are computed together", ge=1)
-    threshold: float = option(0.5, "tokens above this probability are marked", seen_by="command line")
+    threshold: float = option(
+        0.5, "mark tokens that were replaced with more than this probability", seen_by="command line"
+    )
     on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
 
 

@@ -36,20 +36,22 @@ class ScoreOptions(WeightOptions, EncodingSettings, JsonOptions):
     texts: Texts = argument("texts to score (T5: sources); - reads lines from standard input", ())
     file: Path | None = option(None, "a file to score, as one text")
     lines: bool = option(False, "every line of the file is a text of its own")
-    target: Words = option((), "score this given the text; one for all texts, or one each")
+    target: Words = option((), "score this text, given TEXTS: one for all, or one each")
     window: int | None = option(
-        None, "tokens of a long text that a decoder reads at once (as many as it learnt to)"
+        None, "decoders: tokens of a long text to read at once (as many as in training)"
     )
-    overlap: int | None = option(None, "tokens that windows over a long text share (half of one)")
+    overlap: int | None = option(
+        None, "tokens that neighbouring windows over a long text share (half a window)"
+    )
     memory: int | None = option(
         None, "read a text once, in segments that remember this many tokens (Transformer-XL: its own memory)"
     )
-    segment: int | None = option(None, "tokens a segment, with --memory (256)")
+    segment: int | None = option(None, "tokens per segment, with --memory (256)")
     tokens: bool = option(False, "show every token's log-probability", seen_by="command line")
     words: WordWays = option(
         (),
-        "also give every word's surprisal in bits; words are found by tokens and spaces (tokens), by jieba, "
-        "by spaces that a tool has put, or by MODULE:FUNCTION",
+        "also give every word's surprisal in bits; words are found by tokens (and spaces), jieba, "
+        "spaces (put there by a tool), or MODULE:FUNCTION",
     )
     out: PathText = option(None, "with --words: a table of all words (.csv .tsv .jsonl .parquet)")
     on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
@@ -58,10 +60,10 @@ class ScoreOptions(WeightOptions, EncodingSettings, JsonOptions):
 
 @verb(ScoreOptions)
 def score(options: ScoreOptions) -> list[Score]:
-    """A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, long texts in overlapping
-    windows. An encoder (BERT) gives the pseudo-log-likelihood, each token predicted from all others. T5
-    scores a target given a text. Transformer-XL reads a text of any length once, in segments; with --memory
-    a file is never held as a whole.
+    """A decoder (GPT-2) gives the log-likelihood, bits per byte and perplexity, and reads long texts in
+    overlapping windows. An encoder (BERT) gives the pseudo-log-likelihood: each token is predicted from all
+    others. T5 scores a target given a text. Transformer-XL reads a text of any length once, in segments; with
+    --memory a file is never held as a whole.
     """
     from etymon.generation.likelihood import check_memory, score_texts
     from etymon.generation.text import tokenizer_of

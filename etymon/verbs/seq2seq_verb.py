@@ -38,12 +38,12 @@ class Seq2SeqOptions(ComputeOptions, EncodingSettings, JsonOptions):
     )
     texts: Texts = argument("texts to read; - reads lines from standard input", ())
     file: Path | None = option(None, "a file of texts")
-    prefix: str | None = option(None, "put before every text (as in training, or as published)")
+    prefix: str | None = option(None, "what to put before every text (as in training, or as published)")
     decoding: dict[str, Any] = group(
         DecodingSettings, "beams length_penalty length_offset max_new_tokens no_repeat_ngram", beams=4
     )
     chunk: bool = option(False, "read a text that is too long in parts, sentence by sentence")
-    out: PathText = option(None, "a file to write, a line a text (.jsonl: a JSON record)")
+    out: PathText = option(None, "file to write, one line per text (.jsonl: one JSON record)")
     on_note: Notify | None = option(None, "is told of texts that are read in parts", seen_by="python")
 
 

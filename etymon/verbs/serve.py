@@ -23,34 +23,31 @@ MOST_CACHE = 4e9
 @settings
 class ServeOptions(WeightOptions):
     models: Words = argument("folders or hub ids of models; NAME=FOLDER gives one another name")
-    port: int = option(8000, "where to listen; 0 takes a free port", ge=0, le=65535)
-    host: str = option("127.0.0.1", "the address to listen at; 0.0.0.0 is every one of this machine")
-    api_key: str | None = option(
-        None, "the environment variable that holds the key which clients have to send"
-    )
+    port: int = option(8000, "port to listen on; 0: any free one", ge=0, le=65535)
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all addresses of this machine")
+    api_key: str | None = option(None, "name of the environment variable with the key that clients must send")
     allow_origin: Words = option((), "pages of this origin may ask, too (CORS); may be repeated")
     allow_host: Words = option((), "another name that the server is called by; may be repeated")
-    rows: int = option(64, "texts of a model that are written at a time", ge=1, le=4096)
+    rows: int = option(64, "how many texts a model writes at the same time", ge=1, le=4096)
     cache_memory: str | None = option(
-        None, "for what was read of texts: 2GB (a quarter of what is free, at most 4 GB)"
+        None, "memory for what was read already: 2GB (a quarter of what is free, at most 4 GB)"
     )
     queue: int = option(512, "texts that may wait; more are refused (429)", ge=1)
     max_tokens: int = option(4096, "tokens of a text, read and written; longer ones are refused (413)", ge=1)
-    max_body: str = option("4MB", "of a request; larger ones are refused (413)")
+    max_body: str = option("4MB", "largest request; larger ones are refused (413)")
     timeout: float = option(300.0, "seconds that a request may take (408)", gt=0)
-    drain: int = option(30, "seconds for those who are being answered when the server is told to stop", ge=0)
-    preload: bool = option(False, "open all models at the start, and not when they are first asked for")
+    drain: int = option(30, "seconds to finish running answers when the server is told to stop", ge=0)
+    preload: bool = option(False, "open all models at the start, not at their first request")
     log_texts: bool = option(False, "write the texts of requests to the log, too")
     on_note: Notify | None = option(None, "is told where the server listens", seen_by="python")
 
 
 @verb(ServeOptions)
 def serve(options: ServeOptions) -> None:
-    """OpenAI's protocol (/v1/completions, /v1/embeddings, /v1/models) and what these families do beyond it
-    (/fill, /predict, /rerank, /translate, /score, ...); /docs lists all. Requests are computed together, and
-    an answer is that of the verb, whoever else asks. Only this machine is served unless --host says
-    otherwise. Ctrl-C or SIGTERM ends it when those who are being answered have their answers. Needs the extra
-    `serve`.
+    """It answers OpenAI's protocol (/v1/completions, /v1/embeddings, /v1/models) and what these families do
+    beyond it (/fill, /predict, /rerank, /translate, /score, ...); /docs lists all. Requests are computed
+    together, and none changes the answer of another. Only this machine can connect unless --host says
+    otherwise. Ctrl-C or SIGTERM finishes running answers, then stops. Needs the extra `serve`.
     """
     try:
         import fastapi  # noqa: F401

@@ -81,12 +81,12 @@ class ShowOptions(OpeningOptions, JsonOptions):
     folder: str | Path = argument(
         "model folder, run folder or hub id; a store that prepare made; or a family, such as gpt2"
     )
-    size: str | None = option(None, "of a family: a published or pocket size (the first)")
+    size: str | None = option(None, "for a family: which size (the first)")
 
 
 @verb(ShowOptions)
 def show(options: ShowOptions) -> Shown | ShownStore:
-    """Of a family, the same of a size that nobody has trained yet."""
+    """For a family, it says the same of a size that nobody has trained yet."""
     from etymon.checkpoints.folder import read_config, saved_plugins
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families import REGISTRY
@@ -220,7 +220,7 @@ def present(result: Shown | ShownStore, options: ShowOptions) -> None:
             if entry.get(part):
                 print(f"           {_row(entry[part])}")
     if result.milestones:
-        say("milestones       steps           words      words read")
+        say("milestones       steps          words     words read")
     for kept in result.milestones:
         counts = f"{kept['steps']:>12,} {kept['words']:>15,} {kept['words_read']:>15,}"
         print(f"{align_left(kept['name'], 10)}{counts}  {kept['folder']}")

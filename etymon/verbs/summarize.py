@@ -21,7 +21,7 @@ class SummarizeOptions(Seq2SeqOptions):
 
 @verb(SummarizeOptions)
 def summarize(options: SummarizeOptions) -> list[Rewritten]:
-    """A text that is longer than the model reads is refused with the numbers, or with --chunk read in parts
-    whose summaries follow one another.
+    """A text that is longer than the model can read is refused with the numbers. With --chunk it is read in
+    parts, and their summaries follow one another.
     """
     return rewrite(options, published_task="summarization", lines=False)

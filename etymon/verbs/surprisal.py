@@ -26,7 +26,6 @@ from etymon.verbs.terminal import clear_line, print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from etymon.families.model import Model
     from etymon.generation.surprisal import WordSurprisal
     from etymon.report.page import Section
 
@@ -57,23 +56,25 @@ class SurprisalOptions(DeviceOptions, EncodingSettings, JsonOptions):
     file: Path | None = option(None, "a file to read, as one text")
     by: Literal["text", "line", "sentence"] | None = option(
         None,
-        "what is read by itself, without what stands before it (decoders: the text; others: every sentence)",
+        "what is read alone, without the text before it (decoders: text; others: sentence)",
     )
-    window: int | None = option(None, "tokens of a long text that a decoder reads at once (all that it can)")
-    overlap: int | None = option(None, "tokens that windows over a long text share (half of one)")
+    window: int | None = option(None, "decoders: tokens of a long text to read at once (as many as it can)")
+    overlap: int | None = option(
+        None, "tokens that neighbouring windows over a long text share (half a window)"
+    )
     memory: int | None = option(
         None, "read a text once, in segments that remember this many tokens (Transformer-XL: its own memory)"
     )
-    segment: int | None = option(None, "tokens a segment, with a memory (256)")
+    segment: int | None = option(None, "tokens per segment, with --memory (256)")
     pll: Literal["token", "within-word"] = option(
-        "token", "encoders: hide a token, or with it the pieces of its word that come after it"
+        "token", "encoders: hide one token at a time, or with it the rest of its word"
     )
     words: WordWays = option(
         (),
-        "words are found by tokens and spaces (tokens), by jieba, by spaces that a tool has put, or by "
-        "MODULE:FUNCTION (jieba, where the model was trained with it)",
+        "how words are found: tokens (and spaces), jieba, spaces (put there by a tool), or "
+        "MODULE:FUNCTION (tokens; jieba, if the model was trained with it)",
     )
-    guesses: int = option(3, "the likeliest first tokens of every word to give", ge=0)
+    guesses: int = option(3, "how many guesses of the model to give for each word's first token", ge=0)
     out: PathText = option(None, "a table of all words (.csv .tsv .jsonl .parquet)")
     on_note: Notify | None = option(None, "is told of blank lines", seen_by="python")
     on_progress: Notify | None = option(None, "is told how far it has come", seen_by="python")
@@ -81,14 +82,15 @@ class SurprisalOptions(DeviceOptions, EncodingSettings, JsonOptions):
 
 @verb(SurprisalOptions)
 def surprisal(options: SurprisalOptions) -> list[TextSurprisal]:
-    """Of every word: where it stands, its surprisal (the sum over its tokens, in bits), and the same with the
-    space before it counted to the word that it ends. Beside it stand the entropy of the model's guess, and
-    what it guessed.
-    Long texts are read in overlapping windows, or with a memory; encoders hide every token in turn.
+    """For every word: where it stands, and its surprisal, which is the sum over its tokens, in bits. A second
+    column counts the space before a word to the word that it ends. Beside them stand the entropy of the
+    model's guess, and what it guessed. Long texts are read in overlapping windows, or with a memory;
+    encoders hide one token after another.
     """
     from etymon.generation.sentence_scores import scoring_method
     from etymon.generation.surprisal import ReadingWays, check_reading, word_surprisals
     from etymon.generation.text import tokenizer_of
+    from etymon.objectives.history import last_pretraining
     from etymon.tables.formats import write_table
     from etymon.text.encoding import mark_words
     from etymon.text.segmenters import SegmentedTexts, open_segmenter
@@ -101,7 +103,7 @@ def surprisal(options: SurprisalOptions) -> list[TextSurprisal]:
     method = scoring_method(model, options.pll)
     ways = ReadingWays(options.window, options.overlap, options.memory, options.segment, options.pll)
     check_reading(model, method, ways)
-    way = _word_way(model, options)
+    way = last_pretraining(model.history).word_way(options.words, options.on_note)
     # The pseudo-likelihood of a whole file would be a row of the file's length for every token.
     by = options.by or ("text" if method == "likelihood" else "sentence")
     results = []
@@ -123,19 +125,6 @@ def surprisal(options: SurprisalOptions) -> list[TextSurprisal]:
     if options.out is not None:
         write_table(options.out, surprisal_rows(results, options.guesses), options.on_note)
     return results
-
-
-def _word_way(model: Model, options: SurprisalOptions) -> str | None:
-    """The way that was asked for, or else the segmenter that the model was trained with. A function of
-    somebody's module is run only by those who name it."""
-    from etymon.text.segmenters import way_for
-
-    stored = str((model.history[-1].get("words") or {}).get("way", "")) if model.history else ""
-    if not options.words and stored not in ("", "jieba") and options.on_note is not None:
-        options.on_note(
-            f"the model's words were found by {stored}: say --words {stored} to have the same ones here"
-        )
-    return way_for(options.words) if options.words else "jieba" if stored == "jieba" else None
 
 
 def _parts(text: str, by: str) -> list[tuple[int, int]]:

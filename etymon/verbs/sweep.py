@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class SweepOptions(StartOptions, ClusterOptions):
     family: str = argument("as for pretrain: gpt2, bert, t5, ...")
     grid: Annotated[Any, Spelling("Sequence[str] | Mapping[str, Sequence[Any]]", list[str])] = option(
-        (), "values of a setting by its dotted name, e.g. learning_rate=3e-4,1e-3; repeat it for others"
+        (), "a setting and the values to try: learning_rate=3e-4,1e-3; may be repeated"
     )
-    seeds: int | None = option(None, "runs of every cell, each with another seed (1)")
+    seeds: int | None = option(None, "runs per combination, each with another seed (1)")
     data: TextLike = option(None, "text files, folders or globs, or a prepared store")
     out: PathText = option(None, "the sweep's folder (sweeps/FAMILY-SIZE)")
     run: dict[str, Any] = group(
@@ -33,9 +33,9 @@ class SweepOptions(StartOptions, ClusterOptions):
 
 @verb(SweepOptions)
 def sweep(options: SweepOptions) -> Swept:
-    """The budget is that of one run: all have the same, and the whole takes cells x seeds times as long,
-    which is said before it starts. Text and tokenizer are prepared once. Every run is an ordinary one in a
-    folder of OUT; a table, OUT/sweep.json and OUT/report.html compare them. Ctrl-C saves the run at hand,
+    """Every combination gets the whole budget, so the sweep takes combinations x seeds times as long, which
+    is said before it starts. Text and tokenizer are prepared once. Every run is an ordinary one in a
+    folder of OUT; a table, OUT/sweep.json and OUT/report.html compare them. Ctrl-C saves the current run,
     and `--resume` goes on from there.
     """
     from etymon.lab.sweep import SWEEP_FILE, Sweep, read_grid

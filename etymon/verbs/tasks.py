@@ -31,7 +31,7 @@ class TaskCell(InlineRow):
 
 @settings
 class TasksOptions(PluginOptions, JsonOptions):
-    family: str | None = option(None, "of this family alone")
+    family: str | None = option(None, "show this family alone")
 
 
 @verb(TasksOptions)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from etymon.display import cut, terminal_of
+from etymon.display import cut, half_width, terminal_of
 from etymon.errors import visible
 from etymon.files import json_text
 from etymon.language import translated
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from etymon.training.progress import ProgressKind
+
+LONGEST_MESSAGE = 1000
+SENTENCE = re.compile("[\u4e00-\u9fff].*[，。！？；：、]|[，。！？；：、].*[\u4e00-\u9fff]")
+"""Chinese text, in which full-width marks are right."""
 
 
 class SafeStream:
@@ -75,6 +80,20 @@ def on_progress(what: str) -> None:
 def on_note(note: str) -> None:
     clear_line()
     print(translated(f"etymon: note: {visible(note, breaks='')}", "message"), file=sys.stderr)
+
+
+def fail(message: str, arguments: Sequence[str] = ()) -> NoReturn:
+    """Says what is wrong in one line, and leaves with exit code 2. What the line names of the `arguments` may
+    have been typed with a Chinese keyboard: that is noted before it."""
+    for word in dict.fromkeys(part for argument in arguments for part in (argument, *argument.split("="))):
+        # A sentence has its own commas.
+        if word in message and not SENTENCE.search(word) and (plain := half_width(word)) != word:
+            on_note(f"{word!r} has full-width characters: with ASCII ones it is {plain!r}")
+    line = translated(f"etymon: error: {message}", "message")
+    if len(message) > LONGEST_MESSAGE:  # that of a name of 3,000 characters
+        line = f"{line[: LONGEST_MESSAGE // 2]} ... {line[-LONGEST_MESSAGE // 2 :]}"
+    print(visible(line, breaks=""), file=sys.stderr)
+    sys.exit(2)
 
 
 class NoteHandler(logging.Handler):

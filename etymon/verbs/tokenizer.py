@@ -72,29 +72,34 @@ class TokenizerOptions(FileOptions, LanguageSettings, PluginOptions, JsonOptions
         None, f"what tokens are: {', '.join(TOKENIZERS.places)}, or FILE.py:FUNCTION (the family's own)"
     )
     size: int | None = option(
-        None, "tokens to learn at most, special ones included (8000; of characters all)", ge=1
+        None, "most tokens to learn, special ones included (8000; character: all)", ge=1
     )
     out: PathText = option(None, "folder to write")
     family: str | None = option(
-        None, "take the kind, special tokens and framing of a family (gpt2, bert, t5, ...)"
+        None,
+        "build it like this family's: its kind, its special tokens and where they stand (gpt2, bert, "
+        "t5, ...)",
     )
     lowercase: bool | None = option(None, "ignore case (as the family does)")
     strip_accents: bool | None = option(
         None, "remove accents and all other combining marks, vowel signs too (as the family does)"
     )
     normalise: NormaliseSteps = option(None, NORMALISE_HELP)
-    limit: str = option("200MB", "text to learn from at most, spread evenly over all of it")
+    sentinels: int | None = option(
+        None, "tokens that stand for missing spans, as in T5 (the family's own)", ge=0
+    )
+    limit: str = option("200MB", "how much text to learn from, taken evenly from all of it")
     start: PathText = option(
         None, "folder or hub id of a tokenizer or model: add tokens to it, up to --size", name="from_"
     )
-    show: PathText = option(None, "report on the tokenizer behind this folder or hub id instead")
+    show: PathText = option(None, "train nothing; report on the tokenizer of this folder or hub id")
 
 
 @verb(TokenizerOptions)
 def tokenizer(options: TokenizerOptions) -> Tokenized:
     """The folder opens in Transformers too. Accents and case stay unless you say otherwise, or the family's
-    published recipe does (bert is uncased). With --from, a tokenizer that there is learns more tokens, and
-    no id changes.
+    published recipe does (bert is uncased). With --from, an existing tokenizer learns more tokens, and no id
+    changes.
     """
     from etymon.runs.tokenizer import ACCENTS_STAY, keeps_accents_after_all, training_choice
     from etymon.text.language_reports import join_reports, report_languages
@@ -102,7 +107,14 @@ def tokenizer(options: TokenizerOptions) -> Tokenized:
     from etymon.text.tokenizer_training import train_tokenizer
 
     size, start, show = options.size, options.start, options.show
-    recipe = (options.family, size, options.lowercase, options.strip_accents, options.normalise)
+    recipe = (
+        options.family,
+        size,
+        options.lowercase,
+        options.strip_accents,
+        options.normalise,
+        options.sentinels,
+    )
     has_recipe = options.kind is not None or any(part is not None for part in (recipe[0], *recipe[2:]))
     if show is not None:
         if has_recipe or any((size, options.out, start)):
@@ -280,7 +292,7 @@ def present(result: Tokenized, options: TokenizerOptions) -> None:
             {**record, **figures, **({"languages": by_language} if by_language else {})}, indent=2
         )
     if result.skipped:
-        say(f"{result.skipped:,} documents could not be read and were left out")
+        say(f"left out {result.skipped:,} documents that could not be read")
     say(f"{made.kind} tokenizer of {made.size:,} tokens in {result.folder}")
     if report is None:
         return

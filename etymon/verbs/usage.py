@@ -7,30 +7,31 @@ from pathlib import Path
 
 import click
 
+from etymon.verbs.help_contents import table
+
 # What other verbs and other programs call an option of ours; the first one that a verb has is named.
-OTHER_NAMES = {
-    "--data": ("--train",),
-    "--train": ("--data",),
-    "--train-file": ("--train", "--data"),
-    "--vocabulary": ("--size",),
-    "--vocab-size": ("--vocabulary", "--size"),
-    "--output": ("--out",),
-    "--output-dir": ("--out",),
-    "--lr": ("--learning-rate",),
-    "--batch-size": ("--batch",),
-    "--max-length": ("--length", "--max-new-tokens"),
-    "--max-tokens": ("--max-new-tokens",),
-    "--max-steps": ("--steps",),
-    "--num-steps": ("--steps",),
-    "--num-beams": ("--beams",),
-    "--steps": ("--budget 1000steps",),
-    "--epochs": ("--budget 3epochs",),
-    "--num-train-epochs": ("--epochs", "--budget 3epochs"),
-    "--text-column": ("--text",),
-    "--label-column": ("--label",),
-    "--test": ("--data",),
-    "--model": (),
-}
+OTHER_NAMES = table("""
+--data: --train
+--train: --data
+--train-file: --train, --data
+--vocabulary: --size
+--vocab-size: --vocabulary, --size
+--output: --out
+--output-dir: --out
+--lr: --learning-rate
+--batch-size: --batch
+--max-length: --length, --max-new-tokens
+--max-tokens: --max-new-tokens
+--max-steps: --steps
+--num-steps: --steps
+--num-beams: --beams
+--steps: --budget 1000steps
+--epochs: --budget 3epochs
+--num-train-epochs: --epochs, --budget 3epochs
+--text-column: --text
+--label-column: --label
+--test: --data
+""")
 FILE_OPTIONS = ("--data", "--train")
 CLOSE = 0.7
 """How much of an option's letters have to be another's to be taken for it."""
@@ -52,8 +53,8 @@ def usage_message(error: click.UsageError) -> str:
 def _unknown_option(given: str, names: list[str]) -> str:
     # Others write options with underscores.
     plain = given.replace("_", "-").lower()
-    for other in (plain, *OTHER_NAMES.get(plain, ())):
-        if other.split()[0] in names:
+    for other in (plain, *OTHER_NAMES.get(plain, "").split(", ")):
+        if other.partition(" ")[0] in names:
             return f"No such option {given!r}: here it is {other}"
     if plain == "--model":
         return f"No such option {given!r}: the model comes first, without an option's name"

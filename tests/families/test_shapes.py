@@ -1,4 +1,4 @@
-"""docs/shapes.md names every field of every family's shape, and no other."""
+"""docs/shapes.md and shapes-single.md name every field of every family's shape, and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from etymon.families import REGISTRY, get_family
 
-PAGE = (Path(__file__).parents[2] / "docs" / "shapes.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("shapes", "shapes-single"))
 
 
 def documented() -> dict[str, set[str]]:

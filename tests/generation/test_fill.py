@@ -66,7 +66,7 @@ def test_all_blanks_are_filled_surest_first(tiny, reference):
     assert fill_texts(model, [text])[0].filled == expected
 
 
-@pytest.mark.parametrize("marker", ["<mask>", "___", "______", "<extra_id_7>"])
+@pytest.mark.parametrize("marker", ["<mask>", "___", "______", "＿＿＿", "<extra_id_7>"])
 def test_any_marker_will_do(tiny, marker):
     model = tiny("bert")
     usual = fill_texts(model, ["Paris is the [MASK] of France."])[0]

@@ -35,7 +35,7 @@ from etymon.settings.reading import EncodingSettings
 from etymon.verbs import compare as verb
 from tests import tiny
 from tests.lab.small_comparisons import compare, small_comparisons, write_pairs, write_table, write_text
-from tests.plugins.conftest import forget
+from tests.conftest import forget_plugins
 from tests.plugins.files import REVERSE, write
 
 ARMS = ["gpt2", "fast=gpt2@learning_rate=0.01", "bert", "roberta"]
@@ -76,9 +76,9 @@ def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """In a folder for plugins, which are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(plugins.NAMED, "")
-    forget()
+    forget_plugins()
     yield
-    forget()
+    forget_plugins()
 
 
 def test_bits_are_ranked_within_a_kind_and_never_across(compared: Compared) -> None:

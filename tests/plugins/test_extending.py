@@ -14,7 +14,7 @@ import pytest
 import etymon
 from etymon.errors import EtymonError
 from tests import tiny
-from tests.plugins.conftest import forget
+from tests.conftest import forget_plugins
 from tests.test_readme import block, commands, run
 
 PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def test_the_page(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> N
         csv.writer(out).writerows([("text", "label"), *((f"the river {n}", str(n % 2)) for n in range(40))])
     for words in commands(block(name, "sh", PAGE)):
         # Every command is a process of its own.
-        forget()
+        forget_plugins()
         small = {"pretrain": SMALL.split(), "finetune": "--steps 2 --no-baselines --progress silent".split()}
         if words[0] == "pretrain" and "--resume" in words:
             small = {"pretrain": ["--progress", "silent"]}

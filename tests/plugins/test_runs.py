@@ -18,7 +18,7 @@ import etymon
 from etymon import cli, registry
 from etymon.errors import EtymonError
 from etymon.training.state import RunFolder
-from tests.plugins.conftest import forget
+from tests.conftest import forget_plugins
 from tests.plugins.files import EVERY_THIRD, FAMILY, REVERSE, TASK, write, write_text
 from tests.verbs.small_runs import metrics as curve_of
 
@@ -63,7 +63,7 @@ def test_an_objective_of_a_file_trains_resumes_and_is_recorded(capsys: pytest.Ca
     for path in sorted(RunFolder(Path("run")).checkpoint(last).rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     RunFolder(Path("run")).checkpoint(last).rmdir()
-    forget()
+    forget_plugins()
     os.environ[registry.plugins.NAMED] = ""
     refused(
         "run was made with the objective 'reverse' of the plugin mine.py, and a folder brings no code: give --plugin mine.py",
@@ -73,7 +73,7 @@ def test_an_objective_of_a_file_trains_resumes_and_is_recorded(capsys: pytest.Ca
     assert curve_of(again.folder) == curve and again.metrics == run.metrics
 
     # A reader needs no plugin, and is told of one that has changed.
-    forget()
+    forget_plugins()
     os.environ[registry.plugins.NAMED] = ""
     with pytest.raises(SystemExit) as left:
         cli.main(["show", "run"])
@@ -94,7 +94,7 @@ def test_a_changed_plugin_is_refused_unless_insisted() -> None:
     refused("the plugin mine.py is not as it was .*--changed-plugins", resume, plugin="mine.py")
     assert resume(plugin="mine.py", changed_plugins=True).steps == 6
     Path("mine.py").unlink()
-    forget()
+    forget_plugins()
     refused("there is no plugin mine.py", resume, plugin="mine.py")
 
 
@@ -135,7 +135,7 @@ def test_masking_optimiser_schedule_tokenizer_and_metrics_of_files() -> None:
     # Resumed from the middle, with its optimiser's own state.
     checkpoint = RunFolder(run.folder).checkpoint(6)
     os.rename(checkpoint, "aside")
-    forget()
+    forget_plugins()
     assert curve_of(resume("bert", plugin=["lion.py", "third.py"]).folder) == curve
 
 
@@ -169,7 +169,7 @@ def test_a_family_of_a_file_is_saved_read_tuned_and_refused_without_it() -> None
     names = [entry["name"] for entry in json.loads(Path("tuned/model/etymon.json").read_text())["plugins"]]
     assert names == ["gpt-mine", "mood"]
 
-    forget()
+    forget_plugins()
     os.environ[registry.plugins.NAMED] = ""
     refused(
         "run/model is a model of the family 'gpt-mine' of the plugin families.py, and a folder brings no code: "
@@ -228,7 +228,7 @@ def test_a_sweep_over_objectives_takes_a_file_and_goes_on_with_it() -> None:
         "objective=causal",
         "objective=reverse",
     }
-    forget()
+    forget_plugins()
     os.environ[registry.plugins.NAMED] = ""
     refused(
         "swept was made with the objective 'reverse'", etymon.sweep, family="gpt2", out="swept", resume=True
@@ -243,7 +243,7 @@ def test_no_folder_brings_code_of_its_own(capsys: pytest.CaptureFixture[str]) ->
     """Whatever a folder's files name, nothing of it is imported: not by a path, not by a module's name."""
     write("mine.py", REVERSE)
     pretrain(objective="mine.py:Reverse")
-    forget()
+    forget_plugins()
     os.environ[registry.plugins.NAMED] = ""
     evil = write("run/evil.py", EVIL)
     write("evil_module.py", EVIL)

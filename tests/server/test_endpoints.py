@@ -235,6 +235,8 @@ def test_explanations_are_those_of_explain(server: Running) -> None:
         answer = server.post("/explain", model=name, texts=TEXTS[:1], objective=objective, seed=1).json()
         expected = etymon.explain(server.models[name], TEXTS[:1], objective=objective, seed=1)
         assert objective in answer["objectives"]
+        asked = answer["explanation"]["samples"][0]["readers"][0]["questions"]
+        assert name != "bert" or len(asked) > 3, "as many as the model's history says"
         assert _close(answer["explanation"], json.loads(json.dumps(as_record(expected))))
     chinese = server.post("/explain", model="bert", texts=TEXTS[:1], language="zh").json()
     assert not chinese["explanation"]["about"].isascii()

@@ -105,7 +105,7 @@ def test_a_row_that_cannot_be_used_is_named(case: str, family: str, tmp_path: Pa
     path, out = wrote(tmp_path / "rows.jsonl", [*GOOD[task], row]), tmp_path / "run"
     assert_refused(*run(*command(family, task, out, "--train", path)), reason, path)
     assert not out.exists()
-    # The same of a table to judge by, and of rows that the program holds.
+    # The same of a table to validate on, and of rows that the program holds.
     good = wrote(tmp_path / "good.jsonl", GOOD[task])
     if "and texts" not in case:  # which is asked of what is learnt
         assert_refused(*run(*command(family, task, out, "--train", good, "--validation", path)), reason, path)

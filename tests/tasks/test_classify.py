@@ -249,3 +249,9 @@ def test_a_length_without_room_for_a_text_is_refused() -> None:
     task, model = begun("bert")
     with pytest.raises(EtymonError, match="2 tokens have no room for a text: raise --length"):
         task.bind(model, 2)
+
+
+def test_a_column_is_not_read_and_asked_for() -> None:
+    for task in ("classify", "regress"):
+        with pytest.raises(EtymonError, match="give another --label"):
+            get_task(task, {"text": "review", "label": "review"}, get_family("bert"))

@@ -129,7 +129,7 @@ def test_a_word_that_is_too_long_is_cut_and_said() -> None:
     table = read_table([{"tokens": ["a", "qqqqqqqqqqqqqqqqqqqq", "b"], "tags": "D N V"}])
     told: list[str] = []
     task.encode(table, told.append)
-    assert told[1] == "1 words alone are longer than 8 tokens and are cut"
+    assert told[1] == "cut 1 words of more than 8 tokens each"
     assert len(task.predict(model, table)[0].tags) == 3
     with pytest.raises(EtymonError, match="2 tokens have no room for a text: raise --length"):
         bound("bert", length=2)

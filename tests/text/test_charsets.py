@@ -163,7 +163,7 @@ def test_a_fingerprint_knows_the_encoding_and_old_ones_stay(tmp_path: Path) -> N
 # ---------------------------------------------------------------- tables
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t", "|", "，"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|", "，", "；"])
 def test_separators_are_seen_and_named(separator: str, tmp_path: Path) -> None:
     cells = [["text", "label"], ['"a, b; c"', "1"], ["很好", "2"]]
     (tmp_path / "a.csv").write_text("\n".join(map(separator.join, cells)), encoding="utf-8")
@@ -193,3 +193,13 @@ def test_tables_for_spreadsheets_have_a_mark_where_asked(tmp_path: Path) -> None
         assert read_table(tmp_path / name).rows == rows
     write_table(tmp_path / "a.jsonl", rows, bom=True)
     assert (tmp_path / "a.jsonl").read_bytes().startswith(b"{"), "which no reader of JSON expects"
+
+
+@pytest.mark.parametrize("ending", [".xlsx", ".xls", ".ods", ".et"])
+def test_a_spreadsheets_own_file_is_refused_with_the_way_out(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"评论{ending}"
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    for read in (lambda: read_table(path), lambda: list(TextFiles([path]).documents())):
+        with pytest.raises(EtymonError, match=r"save it as CSV") as error:
+            read()
+        assert error.value.code == "broken-table"

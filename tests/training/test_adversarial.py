@@ -15,7 +15,8 @@ from etymon.errors import EtymonError
 from etymon.families import REGISTRY, get_family
 from etymon.families.surgery import generator_for
 from etymon.objectives.objective import Term
-from etymon.training.adversarial import AdversarialSettings, LookupNoise
+from etymon.settings.adversarial import AdversarialSettings
+from etymon.training.adversarial import LookupNoise
 from etymon.training.feeding import Feed, Phase, Position, Step, StepStream
 from etymon.training.loop import Trainer
 from etymon.training.progress import make_progress

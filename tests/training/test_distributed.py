@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="PyTorch has no distributed package"
 )
 
-IN_PHASES = ["phases=[{share: 0.5, objective: masked, length: 16}, {share: 0.5}]"]
-"""The heads of the second phase have no gradient in the first."""
+IN_PHASES = ["phases=[{share: 0.5, objective: masked, length: 16}, {share: 0.5}]", "ema=0.7"]
+"""The heads of the second phase have no gradient in the first; what is kept is the average of the weights."""
 STREAMS = {"objective": "recurrent", "length": 16}
 """A slice's streams stay where they are."""
 

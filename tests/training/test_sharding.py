@@ -30,10 +30,12 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "matrices": ("gpt2", {"optimiser": "muon", "recompute": True}),
     "relative rates": ("t5", {"optimiser": "adafactor", "learning_rate": 5e-3}),
     "shared layers": ("albert", {"optimiser": "lamb", "learning_rate": 5e-3}),
-    "shared words": ("electra", {}),
+    "shared words": ("electra", {"set": ["ema=0.7"]}),
     "two streams": ("xlnet", {}),
 }
 """What is not elementwise in an optimiser, and what is not cut by blocks in a model."""
+AVERAGED = SHORT | {"set": ["ema=0.7"]}
+"""With an average of the weights, which is handed over from one number of processes to another."""
 TUNINGS: dict[str, dict[str, Any]] = {
     "classified": {},
     "adapters": {"lora": 2},
@@ -73,10 +75,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     with with_test_sizes():
         plain = Trainer._show
         stop_at(3)
-        stopped = pretrain("gpt2", folder / "from-one", **SHORT)
+        stopped = pretrain("gpt2", folder / "from-one", **AVERAGED)
         Trainer._show = plain  # type: ignore[method-assign]
         assert stopped.stopped
-        pretrain("gpt2", folder / "straight", **SHORT)
+        pretrain("gpt2", folder / "straight", **AVERAGED)
         model = pretrain("bert", folder / "run", steps=1).model_folder
         shutil.copytree(model, folder / "bert")
     texts = [
@@ -94,8 +96,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
             )
     jobs: list[dict[str, Any]] = [
         {"family": "gpt2", "folder": "from-one", "resume": True, "changes": {"shard": "full"}},
-        {"family": "gpt2", "folder": "from-two", "changes": SHORT | {"shard": "full"}, "stop_at": 3},
-        {"family": "gpt2", "folder": "saved", "changes": SHORT | {"shard": "full", "save_at": ["4steps"]}},
+        {"family": "gpt2", "folder": "from-two", "changes": AVERAGED | {"shard": "full"}, "stop_at": 3},
+        {"family": "gpt2", "folder": "saved", "changes": AVERAGED | {"shard": "full", "save_at": ["4steps"]}},
         *(
             {
                 "family": "",

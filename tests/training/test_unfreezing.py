@@ -16,7 +16,7 @@ from etymon.families import REGISTRY, get_family
 from etymon.families.model import Model
 from etymon.families.surgery import generator_for
 from etymon.runs.run_file import RunFile, assemble
-from etymon.training.adversarial import AdversarialSettings
+from etymon.settings.adversarial import AdversarialSettings
 from etymon.training.feeding import Feed, Phase, Position, StepStream
 from etymon.training.loop import Trainer
 from etymon.training.optimisers import (

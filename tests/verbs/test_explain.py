@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,9 @@ from etymon.families import REGISTRY as FAMILIES
 from etymon.families import get_family
 from etymon.objectives import REGISTRY as OBJECTIVES
 from etymon.objectives import get_objective, objective_class
+from etymon.objectives.history import last_pretraining
 from etymon.objectives.objective import check_fit
+from etymon.report.fonts import _search, families_for
 from etymon.sampling.plans import key
 from etymon.text.readable import readable_tokens
 from etymon.verbs.explain import present, token_lines
@@ -238,6 +243,96 @@ def test_trained_models_show_their_guesses(folder, capsys):
     assert result.trained and "guesses" in shown and "who sees whom" in shown
 
 
+@pytest.fixture(scope="module")
+def learnt_from_words(tmp_path_factory) -> Path:
+    """A run with whole words of jieba, most of them hidden, whose options `explain` is to find by itself."""
+    place = tmp_path_factory.mktemp("words")
+    (place / "text.txt").write_text(
+        "\n".join(["研究生命的起源是一个困难的问题。酒店的服务员态度非常好。"] * 40), encoding="utf-8"
+    )
+    etymon.pretrain(
+        "bert", data=place / "text.txt", documents="line", out=place / "run", vocabulary=200, length=48,
+        budget="1step", words="jieba", progress="silent",
+        set=["options.masking=whole-words", "options.density=0.4", "shape.dim=32", "shape.heads=2", "shape.layers=1"],
+    )  # fmt: skip
+    return place / "run"
+
+
+def hidden_pieces(reader) -> set[str]:
+    """What was asked for, tokens side by side put together."""
+    asked = {question.place: question.target.removeprefix("##") for question in reader.questions}
+    pieces, last = [], None
+    for place in sorted(asked):
+        pieces = [*pieces[:-1], pieces[-1] + asked[place]] if last == place - 1 else [*pieces, asked[place]]
+        last = place
+    return set(pieces)
+
+
+def test_a_model_is_explained_with_the_options_and_words_that_it_was_trained_with(learnt_from_words):
+    text = "研究生命的起源是一个困难的问题。"
+    words = ["研究", "生命", "的", "起源", "是", "一个", "困难", "的", "问题", "。"]
+    bounds = [sum(map(len, words[:number])) for number in range(len(words) + 1)]
+    runs = {text[first:last] for first in bounds for last in bounds if first < last}
+    seeds = range(12)
+
+    def reader_of(seed, **options):
+        return etymon.explain(learnt_from_words, text, seed=seed, **options).samples[0].readers[0]
+
+    readers = [reader_of(seed) for seed in seeds]
+    assert np.mean([len(reader.questions) for reader in readers]) > 0.3 * len(text), "the run's density"
+    pieces = set().union(*map(hidden_pieces, readers))
+    assert pieces and pieces <= runs
+    # What is said now goes before what was said then.
+    few = [reader_of(seed, set=["density=0.1"]) for seed in seeds]
+    assert np.mean([len(reader.questions) for reader in few]) < 0.2 * len(text)
+    alone = set().union(*(hidden_pieces(reader_of(seed, words="tokens")) for seed in seeds))
+    assert not alone <= runs, "characters by themselves, where every token is a word"
+
+
+def test_a_tokenizer_may_be_that_of_a_run_or_of_its_model(learnt_from_words):
+    text = "研究生命的起源。"
+    readers = [
+        etymon.explain("bert", text, objective="masked", tokenizer=place).samples[0].readers[0]
+        for place in (learnt_from_words, learnt_from_words / "model", learnt_from_words / "tokenizer")
+    ]
+    assert readers[0].tokens == readers[1].tokens == readers[2].tokens
+
+
+@pytest.mark.parametrize(
+    "words, way",
+    [
+        ({}, None),
+        ({"words": {"way": "jieba", "version": "1"}}, "jieba"),
+        ({"words": {"zh": {"way": "jieba", "version": "1"}}}, "jieba"),
+        ({"words": {"zh": {"way": "jieba", "version": "1"}, "th": {"way": "a:b", "version": "1"}}}, None),
+    ],
+)
+def test_what_a_history_says_of_the_last_pretraining(words, way):
+    history = [
+        {"objective": "causal"},
+        {"objective": "masked, then masked-next-sentence", "options": {"masking": "ngram"}, **words},
+        {"objective": "classify", "task": {"name": "classify"}},
+    ]
+    last = last_pretraining(history)
+    assert last.objective == "masked-next-sentence" and last.words == last.word_way((), None) == way
+    assert last.options == {"masked-next-sentence": {"masking": "ngram"}}
+    mixed = last_pretraining(
+        [{"objective": "masked=0.7,causal=0.3", "options": {"masked": {"density": 0.2}}}]
+    )
+    assert mixed.objective is None and mixed.options == {"masked": {"density": 0.2}, "causal": {}}
+    assert last_pretraining([]).objective is None
+
+
+def test_whole_words_that_nothing_shows_are_not_pretended(capsys):
+    with pytest.raises(EtymonError, match="--words jieba"):
+        etymon.explain("bert", "小河穿过村庄。", set=["masking=whole-words"])
+    etymon.explain("albert", "小河穿过村庄。船长打开了窗户。")
+    assert "each is hidden by itself" in capsys.readouterr().err
+    etymon.explain("albert", "小河穿过村庄。船长打开了窗户。", words="jieba")
+    etymon.explain("bert", TEXT, set=["masking=whole-words"])
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, options, message",
     [
@@ -276,6 +371,29 @@ def test_the_page_of_the_documents_is_run(tmp_path, monkeypatch, capsys):
         assert told == printed == ["slept", "day"]
 
 
+def test_a_picture_in_chinese_of_an_english_text_has_letters_and_no_boxes(tmp_path, monkeypatch, caplog):
+    """Its headings need a font, too, and nobody is told that a font for Chinese is not bold."""
+    pytest.importorskip("matplotlib")
+    from matplotlib import font_manager
+
+    monkeypatch.setenv("ETYMON_LANGUAGE", "zh")
+    if "Noto Sans CJK SC" not in families_for("谁看得见"):
+        pytest.skip("no font for Chinese here")
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        etymon.explain("gpt2", "The cat sat on the mat.", out=tmp_path / "picture.svg")
+        etymon.explain("gpt2", "小河穿过村庄。", out=tmp_path / "picture.png")
+    assert not caplog.records
+    assert "谁看得见谁 (所有层)" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
+    # Where no system font is found, the headings alone are asked for and told of.
+    monkeypatch.setattr(font_manager, "findSystemFonts", list)
+    _search.cache_clear()
+    etymon.explain("gpt2", "The cat sat on the mat.", out=tmp_path / "bare.png")
+    _search.cache_clear()
+    (record,) = caplog.records
+    assert "fonts-noto-cjk" in record.getMessage() and "bare.png" in record.getMessage()
+
+
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_a_picture_has_the_tokens(ending, tmp_path):
     out = tmp_path / f"picture.{ending}"
@@ -284,3 +402,13 @@ def test_a_picture_has_the_tokens(ending, tmp_path):
     if ending == "svg":  # the second sample, which remembers the first; a dollar sign begins no formula
         shown = out.read_text(encoding="utf-8")
         assert "memory -1" in shown and "slept" in shown
+
+
+def test_a_long_token_is_written_smaller_and_touches_no_other(tmp_path):
+    etymon.explain("gpt2", "The cat sat.", out=tmp_path / "picture.svg")
+    shown = (tmp_path / "picture.svg").read_text(encoding="utf-8")
+    sizes = {
+        text.strip(): float(size)
+        for size, text in re.findall(r'<text style="[^"]*?size: ([\d.]+)px[^>]*>([^<]+)</text>', shown)[:4]
+    }
+    assert sizes["&lt;|endoftext|&gt;"] < 0.6 * sizes["The"]

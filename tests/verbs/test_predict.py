@@ -90,7 +90,7 @@ LONG = "the captain crossed the river in winter and opened the window " * 20
 @pytest.mark.parametrize(
     ("family", "options", "reason"),
     [
-        ("bert", {}, "2 texts of 3 rows are longer than {} tokens and are cut (finetune --length)"),
+        ("bert", {}, "cut 2 texts of 3 rows to {} tokens (finetune --length)"),
         ("t5", {"way": "text"}, "2 of 3 rows are longer than {} tokens, and their longest texts are cut (finetune --length)"),
     ],
 )  # fmt: skip

@@ -93,11 +93,11 @@ def cut_in_threes(text: str) -> list[str]:
 def test_the_segmenter_of_the_training_is_used(folder):
     pytest.importorskip("jieba")
     model, notes = tiny_model("gpt2"), []
-    model.history = [{"words": {"way": "jieba", "version": "0.42.1"}}]
+    model.history = [{"objective": "causal", "words": {"way": "jieba", "version": "0.42.1"}}]
     words = etymon.surprisal(model, ["我们在北京大学学习。"], on_note=notes.append)[0].words
     assert "北京大学" in [word.word for word in words] and not notes
     # A function of a folder's history is named, never run.
-    model.history = [{"words": {"way": "nobody:knows", "version": "1"}}]
+    model.history = [{"objective": "causal", "words": {"way": "nobody:knows", "version": "1"}}]
     etymon.surprisal(model, ["The cat."], on_note=notes.append)
     assert notes == [
         "the model's words were found by nobody:knows: say --words nobody:knows to have the same ones here"

@@ -315,7 +315,7 @@ def test_a_regressor_learns_on_whatever_the_column_is_called(tmp_path: Path) -> 
 
 def test_a_resumed_run_is_judged_by_the_rows_it_began_with(tmp_path: Path) -> None:
     finetune("bert", tmp_path / "run", steps=2, validate_every=1)
-    message = "the rows to train on or to judge by are not those that the run in .* began with"
+    message = "the rows to train on or to validate on are not those that the run in .* began with"
     for validation in (None, TEST[:-1]):
         with pytest.raises(EtymonError, match=message):
             finetune("bert", tmp_path / "run", steps=2, validate_every=1, validation=validation, resume=True)
@@ -330,7 +330,7 @@ def test_of_a_small_table_more_is_held_out(
     table = [{**row, "text": f"{row['text']} {number}"} for number, row in enumerate(rows(count))]
     tried = finetune("bert", tmp_path / "run", train=table, validation=None, hold_out=share, dry_run=True)
     assert tried.plan is not None
-    assert f"{count - held} rows to train on, {held} to judge by" in tried.plan["task"]
+    assert f"{count - held} rows to train on, {held} to validate on" in tried.plan["task"]
 
 
 def test_a_run_from_scratch_goes_on_by_the_name_of_its_family(
@@ -517,7 +517,7 @@ def test_the_report_holds_confusions_baselines_and_typos(learnt: Finetuned) -> N
     ):
         assert part in page
     assert "Which labels are taken for which" in page and "Validation accuracy" in page
-    assert "classify on rows given by the program: 160 rows to train on, 40 to judge by" in page
+    assert "classify on rows given by the program: 160 rows to train on, 40 to validate on" in page
     assert "What it answers, as it learns" in page and "What it writes" not in page
     assert "Label by label" in page and "Scores of 40 rows" in page
     assert set(learnt.beside) > {"majority"} and learnt.beside["majority"]["accuracy"].value == 50

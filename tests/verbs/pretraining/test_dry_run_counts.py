@@ -23,7 +23,7 @@ def test_the_dry_run_counts_the_tokens_of_the_run(tmp_path: Path) -> None:
     done = pretrain("gpt2", tmp_path / "run", **asked)
     splits = json.loads((done.folder / "store" / "store.json").read_text(encoding="utf-8"))["splits"]
     train, held = (splits[name]["tokens"] for name in ("train", "validation"))
-    assert tried.plan["text"].endswith(f": {train:,} tokens to train on, {held:,} to judge by")
+    assert tried.plan["text"].endswith(f": {train:,} tokens to train on, {held:,} to validate on")
 
 
 @pytest.mark.parametrize("ending, size", [("", 400_000), (".gz", 1_000_000)])
@@ -43,7 +43,7 @@ def test_of_a_large_text_the_dry_run_counts_nearly_the_tokens_of_the_run(
     run = pretrain(
         "gpt2", tmp_path / "run", data=[tmp_path / f"*.txt{ending}"], tokenizer="byte", steps=1, dry_run=True
     )
-    (told,) = re.findall(r"about ([\d.]+)k tokens to train on, ([\d.]+)k to judge by", run.plan["text"])
+    (told,) = re.findall(r"about ([\d.]+)k tokens to train on, ([\d.]+)k to validate on", run.plan["text"])
     whole = sum(len(each) for each in _texts(tmp_path, ending))
     assert 1000 * (float(told[0]) + float(told[1])) == pytest.approx(whole, rel=0.15)
 

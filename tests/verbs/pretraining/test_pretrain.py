@@ -173,7 +173,7 @@ def test_documents_that_are_left_out_are_counted(tmp_path: Path, capsys: pytest.
     for number, content in enumerate(tiny.texts(40)):
         (text / f"{number}.txt").write_bytes(content.encode() + (b"\xff" if number in (3, 5) else b""))
     pretrain("gpt2", tmp_path / "run", data=[text], errors="skip", steps=1, progress="plain")
-    assert "2 documents could not be read and were left out" in capsys.readouterr().err
+    assert "left out 2 documents that could not be read" in capsys.readouterr().err
 
 
 def test_stopped_run_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import etymon
+from etymon import plugins
 from etymon.text.sources import Texts
 from tests.verbs.small_runs import crash, metrics, pretrain, resume
 
@@ -101,7 +102,8 @@ def test_surprisal_of_words_adds_up_to_that_of_the_text(folder: Callable[[str], 
     assert cut.words is not None and [word.word for word in cut.words] == ["我们", "在", "北京大学"]
 
 
-def test_what_is_no_way_to_find_words_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_way_to_find_words_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(plugins.NAMED, "")  # "a:b:c" names a module
     for way in ("nonsense", "a:b:c", lambda text: [text]):
         with pytest.raises(etymon.EtymonError, match="words are found by jieba, spaces"):
             pretrain("bert", tmp_path / "run", words=way)
