@@ -34,8 +34,8 @@ from etymon.runs.run_file import RunFile
 from etymon.settings.reading import EncodingSettings
 from etymon.verbs import compare as verb
 from tests import tiny
-from tests.lab.small_comparisons import compare, small_comparisons, write_pairs, write_table, write_text
 from tests.conftest import forget_plugins
+from tests.lab.small_comparisons import compare, small_comparisons, write_pairs, write_table, write_text
 from tests.plugins.files import REVERSE, write
 
 ARMS = ["gpt2", "fast=gpt2@learning_rate=0.01", "bert", "roberta"]
