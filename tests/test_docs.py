@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -121,3 +122,36 @@ def test_no_marks_of_a_merge_are_left() -> None:
     pages = [*DOCS.rglob("*.md"), *root.glob("*.md"), root / "etymon/locale/zh/LC_MESSAGES/etymon.po"]
     marked = re.compile(r"^(<<<<<<<|>>>>>>>) ", re.MULTILINE)
     assert not [page for page in pages if marked.search(page.read_text(encoding="utf-8"))]
+
+
+def changelog_scars(text: str) -> list[str]:
+    """Returns what a merge leaves in a changelog: headings and items that stand twice, and lines of no item."""
+    usual = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
+    scars: list[str] = []
+    for version in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        headings = re.findall(r"^### (.*)$", version, re.MULTILINE)
+        if headings != [heading for heading in usual if heading in headings]:
+            scars.append(f"headings: {headings}")
+        openings = re.findall(r"^- (.{60})", version, re.MULTILINE | re.DOTALL)
+        scars += sorted({opening for opening in openings if openings.count(opening) > 1})
+        for before, line in itertools.pairwise(version.splitlines()):
+            if line.startswith("  ") and (not before or before.endswith((")).", "#"))):
+                scars.append(line)
+    return scars
+
+
+def test_the_changelog_tells_each_thing_once_in_the_usual_form() -> None:
+    assert changelog_scars((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "### Added\n\n- **One**: a.\n\n### Added\n\n- **Two**: b.",
+        "### Fixed\n\n- **One**: a.\n\n### Added\n\n- **Two**: b.",
+        "### Added\n\n" + "- **One** of BERT, ALBERT, ELECTRA, XLNet, T5 and GPT-2 is opened.\n" * 2,
+        "### Added\n\n- **One**: a\n  ([one](one.md)).\n  ([two](two.md)).",
+    ],
+)
+def test_scars_of_a_merge_in_the_changelog_are_found(lines: str) -> None:
+    assert changelog_scars(f"# Changelog\n\n## [Unreleased]\n\n{lines}\n")
