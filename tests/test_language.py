@@ -270,6 +270,15 @@ def test_common_refusals_are_chinese(arguments, chinese, capsys, tmp_path, monke
         ("21 steps, 1,1 rows, 2.1 tokens and n + 1 tokens", None),
         ("1 of 1 texts", None),
         ("1 loss a step", None),
+        ("no such file or folder: part 1 texts.txt", None),
+        (
+            "'no 1 models' is neither a folder here; it has 1 models",
+            "'no 1 models' is neither a folder here; it has 1 model",
+        ),
+        (
+            "the model's rows: 1 rows, its tokenizer's: 1 tokens",
+            "the model's rows: 1 row, its tokenizer's: 1 token",
+        ),
     ],
 )
 def test_one_of_something_is_singular(text, shown, monkeypatch):

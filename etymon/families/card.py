@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def model_card(
         data=str(last.get("data", "")).strip(),
         seen=_rows({k: v for k, v in last.get("seen", {}).items() if k != "ended"}),
         metrics=_rows(last.get("metrics")),
-        results=[] if hub is None else _rows({result.dataset: result.text() for result in hub.results}),
+        results=[] if hub is None else _cells((result.dataset, result.text()) for result in hub.results),
         training=_rows(training),
         shape=_rows(shape),
         tokenizer=_rows(tokenizer),
@@ -208,8 +208,12 @@ def _commands(model: Model, hub: HubStatements) -> list[str]:
 
 
 def _rows(table: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """The rows of a table, by name and value."""
+    return _cells((str(name).replace("_", " "), _format(value)) for name, value in (table or {}).items())
+
+
+def _cells(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Rows of a table in Markdown, in which a bar would end a cell."""
-    rows = ((str(name).replace("_", " "), _format(value)) for name, value in (table or {}).items())
     return [(_line(name).replace("|", "\\|"), _line(text).replace("|", "\\|")) for name, text in rows]
 
 

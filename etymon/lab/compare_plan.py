@@ -81,6 +81,8 @@ class Arm:
     """Arms of one group give bits of a text that can be compared."""
     rate: float
     """The learning rate that it begins its trials with."""
+    sentinels: int
+    """Of a tokenizer that is trained for it."""
     reason: str = ""
     """Why it is out; empty as long as it is not."""
     lost: dict[int, str] = field(default_factory=dict)
@@ -101,7 +103,8 @@ class Arm:
         shape = {
             name: value for name, value in file.shape.items() if name not in file.sizing.get("shape", {})
         }
-        return (file.family, file.size, file.vocabulary, file.tokenizer, file.start, file.words, str(shape))
+        text = (file.words, file.normalise, self.sentinels)
+        return (file.family, file.size, file.vocabulary, file.tokenizer, file.start, *text, str(shape))
 
     def trials(self, number: int) -> list[RunFile]:
         """Its settings with so many learning rates."""
@@ -148,7 +151,7 @@ def read_arms(
         group: str = kind
         if plan.family.tokenizer.lowercase and kind != "none":
             group = f"{kind} of lower case"  # another text: fewer bits say it
-        arms.append(Arm(name, safe, data.file, kind, group, rate))
+        arms.append(Arm(name, safe, data.file, kind, group, rate, data.sentinels))
     return arms
 
 

@@ -97,6 +97,7 @@ class SweepRun:
         file = self.data.file
         vocabulary = file.vocabulary if file.start else self.data.model_plan.vocabulary
         text = [getattr(file, field.name) for field in fields(TextSettings)]
+        text += [file.normalise, self.data.sentinels]
         return (vocabulary, file.tokenizer, file.start, file.teacher, file.data, file.validation, *text)
 
     @property

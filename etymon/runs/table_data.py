@@ -98,6 +98,7 @@ class SupervisedData:
         text: TextSource,
         vocabulary: int,
         given: Tokenizer | None,
+        usual_sentinels: int | None = None,
     ) -> Tokenizer:
         """Returns the tokenizer that `folder` keeps, built by the first process."""
 
@@ -105,7 +106,15 @@ class SupervisedData:
             is_kept = not is_first or (job.resuming and (folder / "tokenizer").is_dir())
             family = self.model_plan.family
             return build_tokenizer(
-                folder, file, family, text, vocabulary, given, is_kept=is_kept, note=job.note
+                folder,
+                file,
+                family,
+                text,
+                vocabulary,
+                given,
+                usual_sentinels=usual_sentinels,
+                is_kept=is_kept,
+                note=job.note,
             )
 
         return build_once(job.world, build)

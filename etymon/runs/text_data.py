@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ class TextData:
         check_streams(list(zip(objectives, batches, strict=True)))
         check_job(job, plan.recipe, plan.folder)
 
+    @property
+    def sentinels(self) -> int:
+        """How many sentinels a tokenizer has that is trained for the run."""
+        if self.file.sentinels is not None:
+            return self.file.sentinels
+        objectives = ((phase.objective, phase.options) for phase in self.phases)
+        return usual_sentinels(self.model_plan.family, objectives)
+
     def memory_plan(self, shape: Any = None) -> Plan:
         """Returns the run as far as its memory depends on it; `shape` is that of the built model."""
         file, plan = self.file, self.model_plan
@@ -136,7 +145,7 @@ class TextData:
                 None if self.source is None else self._as_read(self.source),
                 plan.vocabulary,
                 given,
-                usual_sentinels=usual_sentinels(plan.family, self.phases),
+                usual_sentinels=self.sentinels,
                 is_kept=is_kept,
                 note=job.note,
             )
@@ -275,7 +284,10 @@ class TextData:
     def history_entry(self) -> dict[str, Any]:
         """Returns what the model's history says of the data."""
         return {
-            "objective": ", then ".join(dict.fromkeys(phase.objective for phase in self.phases)),
+            # In the order of the phases, the last one at the end: an objective may come back.
+            "objective": ", then ".join(
+                name for name, _ in groupby(phase.objective for phase in self.phases)
+            ),
             # Of the last phase: what the model does in the end.
             "options": dict(self.phases[-1].options),
             "recipe": self.model_plan.recipe.name,

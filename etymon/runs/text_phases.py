@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -38,9 +38,10 @@ class TextPhase(Samples):
         return cut(self) == cut(other)
 
 
-def usual_sentinels(family: Family, phases: Sequence[Samples]) -> int:
-    """How many sentinels a new tokenizer has: the family's, or T5's number if a phase writes behind them."""
-    options = [read_options(phase.objective, phase.options) for phase in phases]
+def usual_sentinels(family: Family, objectives: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+    """How many sentinels a new tokenizer has: the family's, or T5's number if one of the objectives, given with
+    their options, writes behind them."""
+    options = [read_options(name, given) for name, given in objectives]
     members = [part for each in options for part in (each.values() if isinstance(each, dict) else [each])]
     is_needed = any(getattr(member, "shows_sentinels", False) for member in members)
     return family.tokenizer.sentinels or (SENTINELS if is_needed else 0)

@@ -10,6 +10,7 @@ import logging
 import random
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,22 @@ def test_code_beside_settings_of_omegaconf_is_not_run(tmp_path: Path) -> None:
     saved = torch.load(FIXTURES / "roberta" / "model.pt", weights_only=True)
     torch.save({**saved, "cfg": {"model": Dangerous(tmp_path / "harm")}}, folder / "model.pt")
     assert "holds code" in refusal(folder) and not (tmp_path / "harm").exists()
+
+
+def test_an_object_of_omegaconf_may_have_any_attribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("omegaconf")
+    module.Odd = type("Odd", (), {"__module__": "omegaconf"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "omegaconf", module)
+    odd = module.Odd()
+    odd.arguments = 5  # a stand-in keeps there what it was made from
+    folder = with_omegaconf(tmp_path / "one")
+    saved = torch.load(FIXTURES / "roberta" / "model.pt", weights_only=True)
+    saved["cfg"]["model"]["odd"] = odd
+    torch.save(saved, folder / "model.pt")
+    monkeypatch.undo()
+    assert etymon.load(folder).shape == etymon.load(FIXTURES / "roberta").shape
 
 
 def test_settings_in_any_form_are_plain_values() -> None:

@@ -26,7 +26,7 @@ from etymon.executors import LocalExecutor
 from etymon.lab import compare as comparing
 from etymon.lab import compare_jobs
 from etymon.lab.compare_jobs import KILLED
-from etymon.lab.compare_plan import count_kept, round_shares, split_name
+from etymon.lab.compare_plan import count_kept, read_arms, round_shares, split_name
 from etymon.lab.compare_results import Compared
 from etymon.lab.compare_text import read_passages, read_task
 from etymon.lab.sweep_jobs import RunEnd, RunTrainer
@@ -479,6 +479,19 @@ def test_empty_texts_and_tables_without_columns_leave_nothing(text: Path, tmp_pa
     with pytest.raises(EtymonError, match="9 rows, of which"):
         compare(["gpt2", "bert"], tmp_path / "out", text, tasks=[table])
     assert not (tmp_path / "out").exists()
+
+
+def test_arms_share_a_tokenizer_only_where_each_would_train_the_same(tmp_path: Path) -> None:
+    specs = [
+        "bart",
+        "bart@learning_rate=0.01",
+        "bart@span-corruption",
+        "bart@sentinels=9",
+        "bart@normalise=nfc",
+    ]
+    arms = read_arms(specs, {"size": "pocket"}, (), tmp_path, lambda name, file: file)
+    keys = [arm.text_key for arm in arms]
+    assert keys[0] == keys[1] and len(set(map(str, keys))) == 4
 
 
 def test_rounds_halve_the_arms_and_double_the_budget() -> None:

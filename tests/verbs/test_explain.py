@@ -26,6 +26,7 @@ from etymon.text.readable import readable_tokens
 from etymon.verbs.explain import present, token_lines
 from tests import tiny
 from tests.test_readme import block, commands, run
+from tests.verbs.small_runs import pretrain, with_test_sizes
 
 TEXT = "The river crossed the village. The captain opened the window. The winter followed the letter."
 
@@ -321,6 +322,19 @@ def test_what_a_history_says_of_the_last_pretraining(words, way):
     )
     assert mixed.objective is None and mixed.options == {"masked": {"density": 0.2}, "causal": {}}
     assert last_pretraining([]).objective is None
+
+
+def test_an_objective_that_came_back_in_the_last_phase_is_the_one_that_is_explained(tmp_path):
+    phases = [
+        "{share: 0.3, objective: causal}",
+        "{share: 0.3, objective: prefix}",
+        "{share: 0.4, objective: causal, options: {isolated: true}}",
+    ]
+    with with_test_sizes():
+        done = pretrain("gpt2", tmp_path / "run", steps=4, set=[f"phases=[{', '.join(phases)}]"])
+    assert done.model.history[-1]["objective"] == "causal, then prefix, then causal"
+    explanation = etymon.explain(done.folder, TEXT)
+    assert explanation.objective == "causal"
 
 
 def test_whole_words_that_nothing_shows_are_not_pretended(capsys):

@@ -106,6 +106,22 @@ def test_results_of_another_model_stay_out(
         assert "\n" not in str(error.value)
 
 
+def test_two_figures_of_the_same_data_are_both_in_the_table(
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(evaluated)
+    record = json.loads(Path("runs/mine/pairs/results.json").read_text())
+    for model in record["models"]:
+        model["method"] = "another method"
+    (tmp_path / "results.json").write_text(json.dumps(record))
+    rows = [
+        line
+        for line in cards(Path("runs/mine"), tmp_path)["main"].splitlines()
+        if "| minimal pairs |" in line
+    ]
+    assert len(rows) == 2 and sum("accuracy by another method" in row for row in rows) == 1
+
+
 def test_a_probe_is_its_best_layer(tmp_path: Path) -> None:
     from etymon.runs.measured import read_results
 

@@ -21,6 +21,7 @@ from etymon.lab.sweep import Swept
 from etymon.runs.run_file import RunFile
 from etymon.text.sources import Texts
 from etymon.text.store import TokenStore
+from etymon.text.tokenizer import Tokenizer
 from etymon.training.state import RunFolder
 from etymon.verbs import sweep as verb
 from etymon.verbs.sweep import SweepOptions
@@ -135,6 +136,19 @@ def test_only_what_can_be_compared_is(text: Path, tmp_path: Path, capsys: pytest
     assert len(swept.rankings) == 2 and {ranking.unit for ranking in swept.rankings} == {"bits per byte"}
     swept = sweep("t5", tmp_path / "tokens", text, grid=["vocabulary=150,160"], budget="2steps")
     assert len(swept.rankings) == 2, "bits per target of different tokens"
+
+
+def test_cells_share_a_tokenizer_only_where_each_would_train_the_same(text: Path, tmp_path: Path) -> None:
+    for family, grid, counts in (
+        ("bart", "objective=denoising,span-corruption", [0, 100]),
+        ("t5", "sentinels=10,20", [10, 20]),
+    ):
+        swept = sweep(family, tmp_path / family, text, grid=[grid], budget="1step")
+        assert swept.done == 2 and not swept.failed
+        tokenizers = [Tokenizer.load(place) for place in sorted(swept.folder.glob("*/tokenizer"))]
+        assert [len(tokenizer.sentinels) for tokenizer in tokenizers] == counts
+    swept = sweep("bert", tmp_path / "forms", text, grid=["normalise=nfc,nfkc"], budget="1step")
+    assert swept.done == 2 and not swept.failed
 
 
 def test_a_run_whose_patience_ends_is_a_run(text: Path, tmp_path: Path) -> None:

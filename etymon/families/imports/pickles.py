@@ -23,6 +23,8 @@ from etymon.errors import EtymonError
 class StandIn:
     """An object of a class that is not here: its attributes, what it was made from, and no code."""
 
+    # In a slot, so that no attribute of the original object takes its place.
+    __slots__ = ("__dict__", "arguments")
     arguments: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any) -> StandIn:

@@ -98,6 +98,13 @@ def test_a_setting_chooses_the_members(setting: str, kept: str, mixture: Path, t
     assert f"{kept}: " in page and ("rows to train on" in page) is (kept == "pairs")
 
 
+def test_a_tokenizer_of_a_mixture_has_the_sentinels_that_its_objectives_show(
+    mixture: Path, tmp_path: Path
+) -> None:
+    done = mix("bart", mixture, tmp_path / "run", steps=1, vocabulary=420)
+    assert done.model.tokenizer is not None and len(done.model.tokenizer.sentinels) == 100
+
+
 def test_a_decoder_mixes_its_own_objective_with_a_task(mixture: Path, tmp_path: Path) -> None:
     tree = yaml.safe_load(mixture.read_text(encoding="utf-8"))
     tree["members"][0]["objective"] = "causal"
