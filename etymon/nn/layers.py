@@ -79,9 +79,9 @@ class Dropout(nn.Module):
         return f"{self.rate:g}"
 
 
-class DroppedAttention(torch.autograd.Function):
-    """Scaled dot-product attention with dropout on its weights, on the CPU; `mask` is boolean or a bias to
-    add.
+class StoredAttention(torch.autograd.Function):
+    """Scaled dot-product attention that keeps its weights for the way back, on the CPU, with dropout on them or without;
+    `mask` is boolean or a bias to add.
 
     PyTorch's fused kernels have no dropout on a processor, and its general path keeps three arrays of `[R,
     H, Q, T]` for the way back; this keeps the weights, and a byte an element for what was dropped.
@@ -98,8 +98,8 @@ class DroppedAttention(torch.autograd.Function):
         scale: float,
         rate: float,
     ) -> Tensor:
-        scores = q @ k.transpose(-1, -2)
-        scores.mul_(scale)
+        # The smaller array is scaled.
+        scores = (q * scale) @ k.transpose(-1, -2)
         hidden = None
         if causal:
             hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu_(1)
@@ -113,23 +113,27 @@ class DroppedAttention(torch.autograd.Function):
         weights = torch.softmax(scores, -1)
         if hidden is not None and not causal:
             weights.masked_fill_(hidden, 0.0)  # a query that may see nothing gets zeros, and not NaN
-        keep = keep_mask(weights.shape, rate)
+        keep = keep_mask(weights.shape, rate) if rate else None
         ctx.save_for_backward(q, k, v, weights, keep)
         ctx.scale, ctx.factor = scale, 1 / (1 - rate)
         ctx.bias_shape = mask.shape if mask is not None and ctx.needs_input_grad[3] else None
+        if keep is None:
+            return weights @ v
         torch.mul(weights, keep, out=scores)  # the scores are needed no more: their array is used again
         return (scores @ v).mul_(ctx.factor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, keep = ctx.saved_tensors
-        # The factor of what is kept is applied to the smaller array, `[.., Q, K]`.
-        gradient = gradient * ctx.factor
-        dropped = weights * keep
-        gradient_v = dropped.transpose(-1, -2) @ gradient
-        error = torch.matmul(gradient, v.transpose(-1, -2))
-        error.mul_(dropped)  # = weights * (gradient of the weights)
-        error.sub_(weights * error.sum(-1, keepdim=True))  # the gradient of the softmax
+        if keep is None:
+            gradient_v = weights.transpose(-1, -2) @ gradient
+            error = gradient @ v.transpose(-1, -2)
+        else:
+            # The factor of what is kept is applied to the smaller array, `[.., Q, K]`.
+            gradient = gradient * ctx.factor
+            gradient_v = (weights * keep).transpose(-1, -2) @ gradient
+            error = (gradient @ v.transpose(-1, -2)).mul_(keep)
+        error = torch._softmax_backward_data(error, weights, -1, error.dtype)
         # A bias may be shared by rows or heads: its gradient is the sum over them.
         gradient_bias = None if ctx.bias_shape is None else error.sum_to_size(ctx.bias_shape)
         gradient_q = (error @ k).mul_(ctx.scale)

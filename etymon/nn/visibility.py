@@ -21,9 +21,9 @@ from torch import Tensor
 
 from etymon.nn.batch import Batch, Layout, permute, token_order
 from etymon.nn.grouping import group_rows
-from etymon.nn.layers import DroppedAttention
+from etymon.nn.layers import StoredAttention
 from etymon.nn.layers import dropout as drop
-from etymon.nn.precision import follow
+from etymon.nn.precision import follow, is_half
 
 Bias = Callable[[Tensor, Tensor], Tensor]
 """Positions of queries `[R|1, Q]` and keys `[R|1, T]` to an additive bias `[R|1, H, Q, T]`."""
@@ -303,6 +303,11 @@ def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = F
     return CachedView(new, batch.positions, reach, mask[:, None])
 
 
+STORED_KEYS = 256
+"""Keys of a row up to which training in half precision keeps the weights of attention. PyTorch's fused kernel takes 2.4
+times as long with 64 keys, twice as long with 256 (docs/lab-notes.md); longer rows would cost memory."""
+
+
 def attend(
     q_RHQK: Tensor,
     k_RHTK: Tensor,
@@ -320,8 +325,9 @@ def attend(
     if mask is not None and mask.is_floating_point():
         mask = follow(mask, q_RHQK)  # all layers share it, whatever type their caches have
     if scoring.seen is None:
-        if rate and q_RHQK.device.type == "cpu":
-            return DroppedAttention.apply(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, rate), None
+        is_short = is_half(q_RHQK) and q_RHQK.requires_grad and k_RHTK.shape[2] <= STORED_KEYS
+        if q_RHQK.device.type == "cpu" and (rate or is_short):
+            return StoredAttention.apply(q_RHQK, k_RHTK, v_RHTK, mask, causal, scale, rate), None
         out = F.scaled_dot_product_attention(
             q_RHQK, k_RHTK, v_RHTK, attn_mask=mask, dropout_p=rate, is_causal=causal, scale=scale
         )

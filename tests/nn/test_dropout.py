@@ -54,7 +54,7 @@ def test_attention_equals_the_plain_formula(kind: str, rate: float, monkeypatch:
         mask[0, 0, 2] = False  # a query that may see nothing
     elif kind == "bias":
         mask = torch.randn(1, 3, 5, 5, dtype=torch.float64, requires_grad=True)
-    ours = parts.DroppedAttention.apply(q, k, v, mask, kind == "causal", 0.7, rate)
+    ours = parts.StoredAttention.apply(q, k, v, mask, kind == "causal", 0.7, rate)
     scores = q @ k.transpose(-1, -2) * 0.7
     if kind == "causal":
         scores = scores.masked_fill(~torch.ones(5, 5, dtype=torch.bool).tril(), float("-inf"))

@@ -18,7 +18,7 @@ from etymon.generation.decoding import start_token
 from etymon.generation.stepper import Stepper
 from etymon.nn import machine, precision
 from etymon.nn.batch import Batch, Layout
-from etymon.nn.layers import DroppedAttention, LayerNorm, Linear, RootMeanSquareNorm, dropout, keep_mask
+from etymon.nn.layers import StoredAttention, LayerNorm, Linear, RootMeanSquareNorm, dropout, keep_mask
 from etymon.nn.precision import Precision, choose_precision, require_precision, round_weights, set_precision
 from etymon.nn.relative import RelativeView, relative_attend
 from etymon.nn.vocabulary import DenseVocabulary
@@ -56,13 +56,16 @@ def assert_as_exact(ours: list[float], plain: list[float]) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("kind", ["full", "causal", "bias"])
-def test_dropped_attention_is_as_exact_as_the_plain_formula(dtype: torch.dtype, kind: str) -> None:
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_stored_attention_is_as_exact_as_the_plain_formula(
+    dtype: torch.dtype, kind: str, rate: float
+) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(2, 3, 40, 16) for _ in range(3)] + [torch.randn(1, 3, 40, 40)]
     hidden = torch.ones(40, 40, dtype=torch.bool).triu(1)
 
     def ours(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return DroppedAttention.apply(q, k, v, bias if kind == "bias" else None, kind == "causal", 0.25, 0.1)
+        return StoredAttention.apply(q, k, v, bias if kind == "bias" else None, kind == "causal", 0.25, rate)
 
     def plain(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         scores = q @ k.transpose(-1, -2) * 0.25
@@ -71,7 +74,8 @@ def test_dropped_attention_is_as_exact_as_the_plain_formula(dtype: torch.dtype, 
         if kind == "causal":
             scores = scores.masked_fill(hidden, float("-inf"))
         weights = scores.softmax(-1)
-        return (weights * keep_mask(weights.shape, 0.1) / 0.9) @ v
+        kept = keep_mask(weights.shape, rate) if rate else 1.0
+        return (weights * kept / (1 - rate)) @ v
 
     assert_as_exact(errors(ours, inputs, dtype), errors(plain, inputs, dtype))
 
