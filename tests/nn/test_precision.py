@@ -18,7 +18,7 @@ from etymon.generation.decoding import start_token
 from etymon.generation.stepper import Stepper
 from etymon.nn import machine, precision
 from etymon.nn.batch import Batch, Layout
-from etymon.nn.layers import StoredAttention, LayerNorm, Linear, RootMeanSquareNorm, dropout, keep_mask
+from etymon.nn.layers import LayerNorm, Linear, RootMeanSquareNorm, StoredAttention, dropout, keep_mask
 from etymon.nn.precision import Precision, choose_precision, require_precision, round_weights, set_precision
 from etymon.nn.relative import RelativeView, relative_attend
 from etymon.nn.vocabulary import DenseVocabulary
