@@ -34,7 +34,7 @@ translate: Translate texts with a model that was trained for it.
 summarize: Summarise texts with a model that was trained for it.
 generate: Write on from a prompt.
 fill: Fill the blanks of a text.
-replaced: Say which tokens of a text were replaced.
+replaced: Say which tokens of a text do not belong there (ELECTRA).
 score: Measure how likely a model finds a text.
 surprisal: Say how surprised a model is by every word of a text.
 pairs: Compare good and bad sentences: accuracy on minimal pairs such as BLiMP's.
@@ -42,11 +42,11 @@ prompt: Show a model examples of a task and let it answer.
 embed: Turn texts into vectors.
 probe: Probe every layer of a frozen model for what it knows.
 context: Measure loss by context length, and how much context each model makes use of.
-attention: Draw who attends to whom.
-explain: Show what an objective does to a sentence: what is hidden, read, asked, and who sees whom.
-serve: Serve models to programs and pages: OpenAI's protocol, and what these families do beyond it.
+attention: Draw which tokens attend to which.
+explain: Show what an objective does to a sentence: what it hides, what must be predicted, and which tokens see which.
+serve: Serve models over HTTP: OpenAI's protocol, and filling, predicting, translating and more.
 convert: Read a checkpoint and write it as a Hugging Face folder.
-export: Write a model for another runtime, which checks it: ONNX, PyTorch programs and others.
+export: Write a model for another runtime (ONNX, PyTorch programs and others), and check its answers there.
 push: Send a run or a model to the Hugging Face hub: card, curves, results, milestones.
 new: Write a commented file for an objective, family, task or masking scheme of your own and its test.
 show: Say what a model folder holds: family, shape, parameters, tokenizer, history, and the memory it takes.

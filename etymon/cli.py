@@ -113,7 +113,7 @@ class Commands(click.Group):
         super().__init__(
             help="Pretrain, evaluate, generate with and look inside language models, on your own text.",
             epilog="Every verb is a Python function too: etymon.generate(...), etymon.pretrain(...). "
-            "etymon help VERB shows its page, etymon help errors what refusals mean.",
+            "etymon help VERB shows its page, etymon help errors explains error messages.",
             params=[
                 click.Option(
                     ["--version"],

@@ -107,7 +107,8 @@ def test_only_what_shows_texts_to_people_translates_them():
         "report/explain_picture.py runs/task_report.py training/progress.py server/looking.py"
     ).split()
     allowed += [
-        f"verbs/{name}.py" for name in ("embed", "explain", "help_page", "plan", "pretrain", "terminal")
+        f"verbs/{name}.py"
+        for name in ("embed", "explain", "help_page", "plan", "pretrain", "tasks", "terminal")
     ]
     for name, tree in messages.trees():
         called = {getattr(node.func, "id", "") for node in ast.walk(tree) if isinstance(node, ast.Call)}

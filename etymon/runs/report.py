@@ -130,6 +130,18 @@ class ReportParts:
     subtitle: str = ""
 
 
+def compare_with_xz(store: TokenStore | None, model: Model, records: Records) -> dict[str, float]:
+    """Returns what xz needs for the validation text, by its name; nothing where bits per byte were not measured."""
+    if store is None or model.tokenizer is None or not _is_likelihood(records):
+        return {}
+    bits = xz_bits_per_byte(store, model.tokenizer)
+    return {} if bits is None else {"xz": bits}
+
+
+def _is_likelihood(records: Records) -> bool:
+    return any("bits_per_byte" in record for record in records if "tokens_per_second" in record)
+
+
 def learning_curve(
     records: Records, references: Mapping[str, float] | None = None, caption: str = ""
 ) -> Curve:
@@ -149,19 +161,16 @@ def write_run_report(
 ) -> None:
     """Writes the page of a run from the `records` of its metrics and (step, text) `samples`."""
     trained = [record for record in records if "tokens_per_second" in record]
-    is_likelihood = any("bits_per_byte" in record for record in trained)
+    is_likelihood = _is_likelihood(records)
     unit = "bits_per_byte" if is_likelihood else "bits_per_target"
     label = unit.replace("_", " ")
     validated = [record for record in records if VALIDATION_PREFIX + unit in record]
-    references, caption = {}, ""
-    if parts.store is not None and is_likelihood and model.tokenizer is not None:
-        xz = xz_bits_per_byte(parts.store, model.tokenizer)
-        if xz is not None:
-            references = {"xz": xz}
-            caption = (
-                "The yardstick is xz: xz(training + validation) - xz(training), "
-                "in bits per byte of validation text."
-            )
+    references, caption = compare_with_xz(parts.store, model, records), ""
+    if references:
+        caption = (
+            "The yardstick is xz: xz(training + validation) - xz(training), "
+            "in bits per byte of validation text."
+        )
     figures = {**parts.figures, "parameters": f"{model.parameter_count():,}"}
     if validated:
         # A task has scored all rows in the end, which counts more than the last validation of a few.

@@ -32,6 +32,8 @@ class Pretrained(Inline):
     """Resumes the run, when it was stopped."""
     samples: list[tuple[int, str]] = field(default_factory=list)
     """(step, text) of what the model wrote or answered at the validations."""
+    references: dict[str, float] = field(default_factory=dict)
+    """Bits per byte that others need for the same text: a compressor (xz)."""
     plan: dict[str, str] = field(default_factory=dict)
     """Of a dry run: what would be done, by name."""
     quiet: bool = False
@@ -45,6 +47,12 @@ class Pretrained(Inline):
         # So that scripts and schedulers see that it was stopped and can be resumed.
         return 128 + self.signal if self.stopped and self.signal else 0
 
+    def label_metric(self, name: str) -> str:
+        """Returns a metric's name for people: parts of the objective's loss, such as `masked`, are "loss (masked)"."""
+        label = name.replace("_", " ")
+        is_figure = any(word in label for word in ("loss", "bits", "accuracy", "perplexity"))
+        return label if is_figure else f"loss ({label})"
+
     def inline_sections(self) -> Iterator[Section]:
         from etymon.runs.report import learning_curve
 
@@ -53,7 +61,8 @@ class Pretrained(Inline):
             return
         figures: dict[str, Cell] = {"steps": f"{self.steps:,}"}
         figures["parameters"] = f"{self.model.parameter_count():,}"
-        figures |= {f"validation {name.replace('_', ' ')}": value for name, value in self.metrics.items()}
+        figures |= {f"validation {self.label_metric(name)}": value for name, value in self.metrics.items()}
+        figures |= {f"{name} on the same bytes": value for name, value in self.references.items()}
         yield Figures(figures)
         if self.folder.is_dir():
             yield learning_curve(RunFolder(self.folder).metrics())
@@ -77,6 +86,9 @@ class Finetuned(Pretrained):
     """The same scores of the baselines, and of the model on texts with typos."""
     seeds: dict[int, dict[str, float]] = field(default_factory=dict)
     """With several seeds, the metrics of each."""
+
+    def label_metric(self, name: str) -> str:
+        return name.replace("_", " ")
 
     def inline_sections(self) -> Iterator[Section]:
         if self.scores:

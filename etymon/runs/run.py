@@ -26,7 +26,7 @@ from etymon.runs.model import (
     save_models,
 )
 from etymon.runs.model_writer import ModelWriter
-from etymon.runs.report import write_run_report
+from etymon.runs.report import compare_with_xz, write_run_report
 from etymon.runs.result import Finetuned, Pretrained
 from etymon.runs.run_file import CommonFile, plain
 from etymon.runs.task_file import TaskFile
@@ -182,6 +182,7 @@ def run(job: Job, data: TrainingData) -> Pretrained:
         records = folder.metrics()
         samples = [(record["step"], record["sample"]) for record in records if "sample" in record]
         report = job.folder / "report.html"
+        references: dict[str, float] = {}
         with writer.whole_models(folder, state.best_step if is_restored else state.step) as models:
             model = models[plan.folder]
             model.history = history
@@ -192,6 +193,7 @@ def run(job: Job, data: TrainingData) -> Pretrained:
                 save_models(models, job.folder, history=history)
                 parts = data.report_parts(job, model, evaluation, records)
                 write_run_report(report, model, records, samples, parts)
+                references = compare_with_xz(parts.store, model, records)
 
         name = file.start or f"{plan.family.name} --from-scratch" if is_task else plan.family.name
         verb, out = "finetune" if is_task else "pretrain", shlex.quote(str(job.folder))
@@ -209,6 +211,7 @@ def run(job: Job, data: TrainingData) -> Pretrained:
             stopped=result.stopped,
             command=command,
             samples=samples,
+            references=references,
             quiet=not world.first,
             signal=result.signal,
             **(task_fields if is_task else {}),  # type: ignore[arg-type]
@@ -293,7 +296,7 @@ def measure(
     # Each of several processes has measured: all take the mean.
     sums = world.add({"left": left, "spare": spare + validation, "steps": steps, "validations": validations})
     means = {name: value / world.size for name, value in sums.items()}
-    job.note(f"{mean * 1000:.0f} ms a step, so {round(means['steps']):,} fit into the budget")
+    job.note(f"{mean * 1000:.0f} ms a step, so the budget has room for {round(means['steps']):,} steps")
     measured = TimeBudget(means["left"], tuple(step_seconds), means["spare"])
     return measured, round(means["steps"]), round(means["validations"])
 

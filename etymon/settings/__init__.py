@@ -355,6 +355,6 @@ class ProgressOptions:
 class ClusterOptions:
     on: str | None = option(
         None,
-        "run independent parts on Ray: ray (on this machine) or ray://HOST:PORT (processes of this "
-        "machine, without Ray)",
+        "run independent parts on Ray: `ray` on this machine, or ray://HOST:PORT (without Ray, in "
+        "processes of this machine)",
     )

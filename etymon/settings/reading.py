@@ -182,8 +182,8 @@ class LanguageSettings:
 
     language_temperature: float | None = option(
         None,
-        "with --data zh=a.txt en=b.txt: a language of n samples gets a share of n^T; 1: by size, 0: "
-        "equal shares (1)",
+        "with --data zh=a.txt en=b.txt: the share of a language is in proportion to its size to the power "
+        "of this number; 1: by size, 0: equal shares (1)",
         ge=0,
         le=1,
     )

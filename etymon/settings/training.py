@@ -244,8 +244,7 @@ class RunSettings(
     precision: PrecisionName = option(
         "float32",
         "number format of matrix products and activations; weights stay float32; auto: half precision "
-        "where it is measured to be faster (fp16, and any device but cpu, are not yet tried on a GPU "
-        "by us)",
+        "where it is measured to be faster; fp16 and devices other than cpu are not yet tested on a GPU",
     )
     slices: int = option(1, "cut every step into this many parts: less memory, or one part per process", ge=1)
     budget: str | None = option(
@@ -262,7 +261,8 @@ class PretrainSettings(RunSettings, TextSettings, LanguageSettings):
     )
     batch: int | None = option(None, "samples per step (as many as make about 2,048 tokens)", ge=1)
     objective: str | None = option(
-        None, "what to learn from the text: a name, a mixture, or FILE.py:CLASS (the family's own)"
+        None,
+        "what to learn from the text: causal, masked, ..., a mixture, or FILE.py:CLASS (the family's own)",
     )
     validation: float = option(0.05, "share of the text held out to validate on", ge=0, lt=1)
     replace_tokenizer: bool = option(

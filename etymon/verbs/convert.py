@@ -36,7 +36,7 @@ class ConvertOptions(OpeningOptions, EncodingSettings):
     source: str | Path = argument("folder or hub id")
     target: str | Path = argument("folder to write")
     heads: Annotated[tuple[str, ...] | None, Spelling("Sequence[str] | None", list[str])] = option(
-        None, "heads to keep or add (those of the checkpoint)"
+        None, "heads (output layers) to keep or add (those of the checkpoint)"
     )
     dtype: Literal["float32", "float16", "bfloat16"] = option("float32", "precision of the written weights")
     revision: str | None = option(None, "branch, tag or commit of a hub id")

@@ -64,7 +64,7 @@ def present(result: Pretrained, options: DemoOptions) -> None:
         return
     if result.samples:
         print()
-        say("It writes:")
+        say("It writes, from nothing:")
         print(f"  {' '.join(result.samples[-1][1].split())}")
     print()
     say("Try next:")

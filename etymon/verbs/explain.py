@@ -72,8 +72,8 @@ class ExplainOptions(OpeningOptions, JsonOptions):
 @verb(ExplainOptions)
 def explain(options: ExplainOptions) -> Explanation:
     """Shows what the objective hides, replaces, reorders or corrupts in your own sentence, what the model
-    reads and what it is asked, and who may see whom. It runs the code of training itself. `--seed 1` draws
-    again; `--out page.html` writes a page that steps through it.
+    reads, what it must predict, and which tokens may see which. It runs the code of training itself. `--seed
+    1` draws again; `--out page.html` writes a page that steps through it.
     """
     from etymon.config import override
     from etymon.explaining.explain import explain_text, fitting_length, objective_of, unit_for

@@ -60,9 +60,9 @@ class GenerateOptions(WeightOptions, EncodingSettings, JsonOptions):
 @verb(GenerateOptions)
 def generate(options: GenerateOptions) -> list[Generation]:
     """Without options it always takes the likeliest token. `--temperature 0.8 --top-k 40` draws at random,
-    `--beams 4` searches, `--penalty-alpha 0.6 --top-k 4` searches contrastively, `--choice " yes" --choice
-    " no"` picks one. Several prompts are computed together, and none changes the text of another. Only new
-    text is printed, as it comes when there is one prompt.
+    `--beams 4` searches, `--penalty-alpha 0.6 --top-k 4` searches contrastively, `--choice " yes" --choice "
+    no"` picks one. Several prompts are computed together, and none changes the text of another. Only the new
+    text is printed; with one prompt, while it is written.
     """
     from etymon.generation import generate_texts
     from etymon.verbs.load_inputs import load_model, read_texts, require_writable

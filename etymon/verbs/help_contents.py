@@ -49,7 +49,7 @@ for _command, _purpose in _examples("""
 demo
 # a shorter one, in a folder of its own
 demo --budget 30s --out runs/first
-# as BERT's; say how it fits
+# one like BERT's, and how well it fits the text
 tokenizer --family bert --data my.txt --size 8000 --out words
 # does it fit other text?
 tokenizer --show words --data other.txt
@@ -59,7 +59,7 @@ tokenizer --from words --size 12000 --data other.txt --out more-words
 prepare --tokenizer words --data books/ --out store
 # without copies and very short documents
 prepare --tokenizer words --data web.jsonl --deduplicate near --min-length 200 --out store
-# on this machine
+# what it takes on this machine
 plan gpt2 --size small --budget 1h
 # eight GPUs: memory, days, price
 plan gpt2 --size xl --devices 8xA100-80 --budget 100Gtokens
@@ -101,15 +101,15 @@ tasks
 tasks --family t5
 # search with four beams
 translate runs/text2text-transformer "Ein Hund." --beams 4
-# a text a line
+# every line of a file
 translate runs/text2text-transformer --file in.txt --out out.txt
-# a text a line
-summarize runs/text2text-t5 --file dialogues.txt --out summaries.txt
+# a long text, part by part
+summarize runs/text2text-t5 --file article.txt --chunk
 # the likeliest token each time
 generate runs/gpt2-pocket "Once upon a time"
 # drawn at random
 generate runs/gpt2-pocket "Once upon" --temperature 0.8 --top-k 40 --seed 1
-# one of these
+# choose one of these answers
 generate runs/gpt2-pocket "Is it? Answer:" --choice " yes" --choice " no"
 # what fits the blank
 fill runs/bert-pocket "The [MASK] of the story."
@@ -131,7 +131,7 @@ pairs runs/gpt2-pocket runs/bert-pocket --data good.txt bad.txt
 prompt runs/gpt2-pocket sentiment.yaml --shots 0,1,16
 # a vector a text
 embed runs/bert-pocket "One text." "Another." --out vectors.npy
-# of a file
+# every line of a file
 embed runs/bert-pocket --file texts.txt --pooling mean --normalise --out vectors.npy
 # parts of speech by layer
 probe runs/bert-pocket --data en_ewt-ud-dev.conllu --out probes
@@ -141,7 +141,7 @@ context runs/gpt2-pocket runs/transformer-xl-pocket --data test.txt --out contex
 attention runs/bert-pocket "The river ran."
 # one picture
 attention runs/bert-pocket "The river ran." --out map.png --layer 3 --head 1
-# masks, segments, who sees whom
+# masks, segments, which tokens see which
 explain bert "The river ran. It was cold."
 # a page to step through
 explain xlnet "The river ran." --seed 1 --out page.html
@@ -161,7 +161,7 @@ export runs/reviews/model --to torch --out reviews-torch
 export --list
 # every file with its size; nothing is sent
 push runs/gpt2-pocket ada/tiny-gpt2 --dry-run
-# for yourself, for now
+# a private repository, which only you see
 push runs/gpt2-pocket ada/tiny-gpt2 --license cc-by-4.0 --private
 # fill_in_the_middle.py and its test
 new objective fill-in-the-middle

@@ -71,11 +71,11 @@ class PlanOptions(PluginOptions, JsonOptions):
 
 @verb(PlanOptions)
 def plan(options: PlanOptions) -> TrainingPlan:
-    """Nothing is read, allocated or trained: the model is built without values, and its operations are
-    counted. The same estimate refuses runs that do not fit. On cpu a few real steps tell the time; elsewhere
-    an assumed share of the devices' peak speed does. Devices: A100-40, A100-80, H100, H200, V100-16,
-    V100-32, T4, L4, L40S, A10, A6000, RTX3090, RTX4090, M1, M1-Max, M2, M2-Ultra, with what their makers
-    publish.
+    """The model is built without values and its operations are counted, so no memory is taken. `etymon
+    pretrain` refuses runs that do not fit by the same estimate. On cpu a few real steps are timed; elsewhere
+    the time follows from an assumed share of the devices' peak speed. Devices: A100-40, A100-80, H100, H200,
+    V100-16, V100-32, T4, L4, L40S, A10, A6000, RTX3090, RTX4090, M1, M1-Max, M2, M2-Ultra, with what their
+    makers publish.
     """
     from etymon.runs.device_memory import Cluster
     from etymon.runs.devices import read_devices

@@ -115,7 +115,9 @@ def present(result: Pretrained, options: Any = None) -> None:
         return
     print()
     for name, value in result.metrics.items():
-        say(f"validation {name.replace('_', ' ')}: {value:.4f}")
+        say(f"validation {result.label_metric(name)}: {value:.4f}")
+    if (bits := result.references.get("xz")) is not None:
+        say(f"xz, a compressor that has read the same text, needs {bits:.4f} bits per byte; lower is better")
     say(f"model   {result.model_folder}")
     if result.report is not None:
         say(f"report  {result.report}")

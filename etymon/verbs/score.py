@@ -36,7 +36,9 @@ class ScoreOptions(WeightOptions, EncodingSettings, JsonOptions):
     texts: Texts = argument("texts to score (T5: sources); - reads lines from standard input", ())
     file: Path | None = option(None, "a file to score, as one text")
     lines: bool = option(False, "every line of the file is a text of its own")
-    target: Words = option((), "score this text, given TEXTS: one for all, or one each")
+    target: Words = option(
+        (), "score this text as what follows TEXTS (T5: as the answer to them); one for all, or one each"
+    )
     window: int | None = option(
         None, "decoders: tokens of a long text to read at once (as many as in training)"
     )

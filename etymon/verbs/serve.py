@@ -44,10 +44,10 @@ class ServeOptions(WeightOptions):
 
 @verb(ServeOptions)
 def serve(options: ServeOptions) -> None:
-    """It answers OpenAI's protocol (/v1/completions, /v1/embeddings, /v1/models) and what these families do
-    beyond it (/fill, /predict, /rerank, /translate, /score, ...); /docs lists all. Requests are computed
-    together, and none changes the answer of another. Only this machine can connect unless --host says
-    otherwise. Ctrl-C or SIGTERM finishes running answers, then stops. Needs the extra `serve`.
+    """It answers OpenAI's protocol (/v1/completions, /v1/embeddings, /v1/models) and requests of its own
+    (/fill, /predict, /rerank, /translate, /score, ...); /docs lists all. Requests are computed together, and
+    none changes the answer of another. Only this machine can connect unless --host says otherwise. Ctrl-C or
+    SIGTERM finishes running answers, then stops. Needs the extra `serve`.
     """
     try:
         import fastapi  # noqa: F401

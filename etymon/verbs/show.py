@@ -86,7 +86,7 @@ class ShowOptions(OpeningOptions, JsonOptions):
 
 @verb(ShowOptions)
 def show(options: ShowOptions) -> Shown | ShownStore:
-    """For a family, it says the same of a size that nobody has trained yet."""
+    """Given the name of a family, such as gpt2, it says the same of one of its sizes, without weights."""
     from etymon.checkpoints.folder import read_config, saved_plugins
     from etymon.checkpoints.weights import ADAPTER_FILES, MODEL_FILES, open_weights
     from etymon.families import REGISTRY
@@ -216,9 +216,10 @@ def present(result: Shown | ShownStore, options: ShowOptions) -> None:
         say(f"plugin     {PluginRecord(**plugin)}")
     for entry in result.history:
         say(f"trained    {entry.get('objective', '?')} on {entry.get('data', '?')}")
-        for part in ("training", "metrics"):
-            if entry.get(part):
-                print(f"           {_row(entry[part])}")
+        if settings := entry.get("training"):
+            say(f"settings   {_row(settings)}")
+        if metrics := entry.get("metrics"):
+            say(f"validation {_row(metrics)}")
     if result.milestones:
         say("milestones       steps          words     words read")
     for kept in result.milestones:
@@ -248,8 +249,15 @@ def _present_store(result: ShownStore) -> None:
 
 
 def _row(values: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in values.items()
-        if value is not None
-    )
+    """Returns names and values in one line, without those that are empty."""
+    shown = ((name, value) for name, value in values.items() if value not in (None, "", (), [], {}))
+    return ", ".join(f"{name} {_value(value)}" for name, value in shown)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):  # an optimiser, a schedule: its name, and its own values behind it
+        rest = _row({name: inner for name, inner in value.items() if name != "name"})
+        return f"{value['name']} ({rest})" if "name" in value else f"({rest})"
+    if isinstance(value, list | tuple):
+        return " ".join(map(_value, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

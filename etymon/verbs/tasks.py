@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from etymon.display import align_left
 from etymon.errors import EtymonError
+from etymon.language import translated
 from etymon.report.inline import InlineRow
 from etymon.settings import JsonOptions, PluginOptions, option, settings
 from etymon.verbs.terminal import print_json, result_text, say
@@ -65,7 +66,22 @@ def present(result: list[TaskCell], options: TasksOptions) -> None:
     for family in dict.fromkeys(cell.family for cell in result):
         ways = {cell.task: result_text(cell.way) for cell in result if cell.family == family}
         print("".join(align_left(text, 16) for text in [family, *(ways[name] for name in names)]).rstrip())
-    if reasons := dict.fromkeys(f"{cell.task}: {cell.reason}" for cell in result if cell.reason):
-        print()
-        for reason in reasons:
-            say(reason)
+    print()
+    say(
+        "native: by a head, or by writing as the family always does; text-to-text: the model writes the answer"
+    )
+    for task, reason in shared_reasons(result):
+        print(f"{task}: {translated(reason, 'message')}")
+
+
+def shared_reasons(cells: list[TaskCell]) -> list[tuple[str, str]]:
+    """Returns (task, reason) of what is refused, once for all families with the same reason."""
+    from etymon.families import get_family
+
+    titles: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        if cell.reason:
+            title = get_family(cell.family).title
+            # A reason begins with the family's name.
+            titles.setdefault((cell.task, cell.reason.removeprefix(title)), []).append(title)
+    return [(task, f"{', '.join(names)}{reason}") for (task, reason), names in titles.items()]

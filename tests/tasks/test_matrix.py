@@ -20,7 +20,7 @@ from etymon.tables.table import read_table
 from etymon.tasks import REGISTRY, get_task, task_for
 from etymon.training.feeding import validation_slices
 from etymon.training.unit import TrainingUnit, evaluate
-from etymon.verbs.tasks import task_cell
+from etymon.verbs.tasks import TasksOptions, present, task_cell, tasks
 from tests import tiny
 
 WORDS = "the captain crossed a river in winter and opened the window of the garden".split()
@@ -116,3 +116,13 @@ def test_a_step_a_folder_and_the_same_answers(family: str, name: str, tmp_path: 
     scores = opened.score(answers, table, opened.default_metrics)
     assert all(math.isfinite(score.value) for score in scores.values())
     assert opened.format_row(table, 0, answers[0])
+
+
+def test_reasons_are_told_once_for_all_families(monkeypatch, capsys):
+    cells = [cell for cell in tasks() if cell.family in ("gpt2", "bert", "roberta", "xlnet")]
+    present(cells, TasksOptions())
+    reasons = [line for line in capsys.readouterr().out.splitlines() if line.startswith("text2text: ")]
+    assert len(reasons) == 1 and reasons[0].startswith("text2text: BERT, RoBERTa, XLNet cannot write a text")
+    monkeypatch.setenv("ETYMON_LANGUAGE", "zh")
+    present(cells, TasksOptions())
+    assert "text2text: BERT, RoBERTa, XLNet 不能生成文本" in capsys.readouterr().out

@@ -19,7 +19,12 @@ def run(tmp_path: Path) -> Path:
     """A run's folder, as far as `show` looks."""
     model = tiny.model("gpt2", tiny.objective("gpt2", "causal"))
     model.history = [
-        {"objective": "causal", "data": "my letters", "training": {"steps": 7}, "metrics": {"loss": 3.25}}
+        {
+            "objective": "causal",
+            "data": "my letters",
+            "training": {"steps": 7, "revisions": [], "optimiser": {"betas": [0.9, 0.95], "name": "muon"}},
+            "metrics": {"loss": 3.25},
+        }
     ]
     etymon.save(model, tmp_path / "run" / "model")
     return tmp_path / "run"
@@ -40,9 +45,11 @@ def test_everything_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     for part in (
         f"GPT-2 (GPT2LMHeadModel), {result.parameters:,} parameters", str(run / "model"), "dim 32", "layers 2",
         "kind byte-bpe", f"tokens {tiny.tokenizer('gpt2').size}", "<|endoftext|>", "model.safetensors",
-        "causal on my letters", "steps 7", "loss 3.25",
+        "causal on my letters", "settings   optimiser muon (betas 0.9 0.95), steps 7", "validation loss 3.25",
     ):  # fmt: skip
         assert part in out
+    # Neither Python's braces nor what is empty.
+    assert "{" not in out and "()" not in out and "revisions" not in out
 
 
 def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

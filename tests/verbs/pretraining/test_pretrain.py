@@ -54,6 +54,21 @@ def test_a_run_learns_and_leaves_everything(family: str, straight: Callable[[str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_the_end_of_a_run_can_be_read(
+    family: str, straight: Callable[[str], Pretrained], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = straight(family)
+    verb.present(result)
+    shown = capsys.readouterr().out
+    # What is no accuracy and no number of bits is a loss, and says so.
+    figures = [line for line in shown.splitlines() if line.startswith("validation ")]
+    assert len(figures) == len(result.metrics)
+    assert all(any(word in line for word in ("loss", "bits", "accuracy")) for line in figures)
+    # Bits per byte mean something beside others.
+    assert ("bits_per_byte" in result.metrics) == ("xz, a compressor" in shown) == (family == "gpt2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_run_and_model_folders_load(family: str, straight: Callable[[str], Pretrained]) -> None:
     result = straight(family)
     for folder in (result.folder, result.model_folder, str(result.folder)):
