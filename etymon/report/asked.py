@@ -8,11 +8,11 @@ from typing import Any
 
 from etymon.report.page import in_language, render_template
 
-HELD_OUT = "The first sample of the held-out text: the same questions from the first validation to the last."
+HELD_OUT = "The first sample of the held-out text, the same at every validation."
 TRAINING = "The first sample of the training text: nothing is held out."
 LEGEND = (
-    "A box is a token as the model reads it. Struck out above: what stood there. After the arrow: what is "
-    "asked there. Below: the trained model's first guess, and how sure it is; green where it is right."
+    "A box is a token as the model reads it. Struck out above: what stood there. After the arrow: what "
+    "must be predicted. Below: the trained model's first guess, and how sure it is; green where it is right."
 )
 
 
@@ -21,7 +21,7 @@ class AskedQuestions:
     """A sample as plain data (`runs.asking.AskedSample`)."""
 
     sample: Mapping[str, Any]
-    title: str = "What was asked, and what the model answers"
+    title: str = "What must be predicted, and what the model answers"
 
     def body(self) -> str:
         sample = self.sample

@@ -168,8 +168,8 @@ def write_run_report(
     references, caption = compare_with_xz(parts.store, model, records), ""
     if references:
         caption = (
-            "The yardstick is xz: xz(training + validation) - xz(training), "
-            "in bits per byte of validation text."
+            "The dashed line is what xz, a compressor, needs for the validation text when it has read the "
+            "training text. Lower is better."
         )
     figures = {**parts.figures, "parameters": f"{model.parameter_count():,}"}
     if validated:
@@ -202,7 +202,9 @@ def write_run_report(
         # From the first to the last, evenly.
         few = samples if len(samples) <= 6 else [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
         sections.append(ReportSamples(few, title=parts.samples_title))
-    shape = ", ".join(f"{name} {value}" for name, value in asdict(model.shape).items())
+    shape = ", ".join(
+        f"{name} {value}" for name, value in asdict(model.shape).items() if value not in (None, ())
+    )
     sections.append(Paragraph(f"{model.family.title}: {shape}.", title="Shape"))
     command = parts.command
     if command is None and "causal" in model.capabilities:

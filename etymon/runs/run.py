@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     TrainingData: TypeAlias = TextData | TableData | MixtureData
 
 USUAL_BUDGET = "10m"
+FEW_STEPS = 10
+"""Below this many a run says that its budget is short: the schedule has hardly begun."""
 clock = time.perf_counter
 
 
@@ -297,6 +299,8 @@ def measure(
     sums = world.add({"left": left, "spare": spare + validation, "steps": steps, "validations": validations})
     means = {name: value / world.size for name, value in sums.items()}
     job.note(f"{mean * 1000:.0f} ms a step, so the budget has room for {round(means['steps']):,} steps")
+    if means["steps"] < FEW_STEPS:
+        job.note("a model learns little in so few steps: give it a longer --budget")
     measured = TimeBudget(means["left"], tuple(step_seconds), means["spare"])
     return measured, round(means["steps"]), round(means["validations"])
 

@@ -17,7 +17,7 @@ from tests import tiny
 from tests.test_language import english_headings
 from tests.verbs.small_runs import pretrain, resume
 
-TITLE = "What was asked, and what the model answers"
+TITLE = "What must be predicted, and what the model answers"
 
 
 def section(folder: Path, title: str = TITLE) -> str:

@@ -227,9 +227,10 @@ def test_steps_within_a_budget(
 
 
 def test_a_budget_becomes_steps_and_measuring_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = pretrain("gpt2", tmp_path / "steps", steps=6)
+    capsys.readouterr()
     real = Trainer.seconds_per_step
 
     def half_a_second(trainer: Trainer, seconds: float) -> float:
@@ -238,11 +239,14 @@ def test_a_budget_becomes_steps_and_measuring_changes_nothing(
 
     monkeypatch.setattr(Trainer, "seconds_per_step", half_a_second)
     monkeypatch.setattr("etymon.runs.run.clock", lambda: 1.0)
-    measured = pretrain("gpt2", tmp_path / "budget", steps=None, budget="3.2s")
+    measured = pretrain("gpt2", tmp_path / "budget", steps=None, budget="3.2s", progress="plain")
     settings = yaml.safe_load((measured.folder / "run.yaml").read_text(encoding="utf-8"))
     assert settings["budget"] == "3.2s"
     assert settings["training"]["steps"] == measured.steps == 6
     assert metrics(measured.folder) == metrics(plain.folder)
+    shown = capsys.readouterr()
+    assert "so the budget has room for 6 steps" in shown.err + shown.out
+    assert "little in so few steps" in shown.err + shown.out
     model = "model/model.safetensors"
     assert (measured.folder / model).read_bytes() == (plain.folder / model).read_bytes()
 
