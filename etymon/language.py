@@ -29,15 +29,15 @@ Context = Literal["help", "message", "progress", "report", "result"]
 LOCALE = Path(__file__).parent / "locale"
 _PLACE = re.compile(r"\{(\w+)\}")
 _ONE_OF_MANY = re.compile(
+    # What is quoted was written by somebody else, and stays.
+    r"""((?<!\w)(?:'[^'\n]*'|"[^"\n]*")(?!\w))|"""
     # Neither the end of a number ("2.1 tokens") or of a sum ("n + 1 tokens"), nor a total ("1 of 1 texts").
-    r"(?<![\w.,/])(?<![-+] )(?<!of )1 "
-    r"(arm|character|checkpoint|column|device|document|epoch|example|file|head|label|layer|model|pair"
+    r"(?<![\w.,/])(?<![-+] )(?<!of )(1 "
+    r"(?:arm|character|checkpoint|column|device|document|epoch|example|file|head|label|layer|model|pair"
     r"|parameter|part|phase|question|row|run|sample|seed|sentence|slice|step|target|text|token|trial"
-    r"|vector|window|word)s\b(?![-/\\]|\.\w)"
+    r"|vector|window|word))s\b(?![-/\\]|\.\w)"
 )
-"""Of counts that are one, the noun; not that of a file's name ("part 1 texts.txt")."""
-_QUOTED = re.compile(r"""((?<!\w)(?:'[^'\n]*'|"[^"\n]*")(?!\w))""")
-"""What somebody else has written: names and texts that a message repeats."""
+"""Counts that are one, without the ending; not in a file's name ("part 1 texts.txt")."""
 _INNER = {"message": "", "help": "help"}
 """Places that hold a text to look up in turn, by how their names begin: in the same context, or in `help`."""
 
@@ -68,10 +68,7 @@ def translated(text: str, context: Context, code: str | None = None) -> str:
 
 def with_singulars(text: str) -> str:
     """The English text with "1 step" for "1 steps"; code writes every count with a plural."""
-    # Every other part is quoted.
-    parts = _QUOTED.split(text)
-    parts[::2] = [_ONE_OF_MANY.sub(r"1 \1", part) for part in parts[::2]]
-    return "".join(parts)
+    return _ONE_OF_MANY.sub(r"\1\2", text)
 
 
 class PlacedEntry(NamedTuple):

@@ -21,6 +21,7 @@ from etymon.runs.folder import Job
 from etymon.runs.run_file import RunFile, assemble
 from etymon.runs.sizing import AUTO
 from etymon.runs.text_data import TextData
+from etymon.runs.text_phases import count_sentinels
 from etymon.runs.training_settings import training_settings
 from etymon.settings.reading import TextSettings
 from etymon.training.budgets import Budget, parse_budget
@@ -147,11 +148,12 @@ def read_arms(
         data = TextData(Job(folder / "runs" / safe / "new", file), None)
         plan = data.model_plan
         rate = training_settings(plan.recipe, file, steps=1, validations=1).optimiser.learning_rate
+        sentinels = count_sentinels(file, plan.family, data.phases)
         kind = text_kind(plan.family, plan.heads)
         group: str = kind
         if plan.family.tokenizer.lowercase and kind != "none":
             group = f"{kind} of lower case"  # another text: fewer bits say it
-        arms.append(Arm(name, safe, data.file, kind, group, rate, data.sentinels))
+        arms.append(Arm(name, safe, data.file, kind, group, rate, sentinels))
     return arms
 
 

@@ -29,6 +29,7 @@ from etymon.runs.folder import Job, lock_folder, require_free
 from etymon.runs.run import USUAL_BUDGET
 from etymon.runs.run_file import RunFile, assemble, find_difference, plain
 from etymon.runs.text_data import TextData
+from etymon.runs.text_phases import count_sentinels
 from etymon.settings.reading import TextSettings
 from etymon.text.sources import TextSource
 from etymon.text.store import TokenStore
@@ -97,7 +98,7 @@ class SweepRun:
         file = self.data.file
         vocabulary = file.vocabulary if file.start else self.data.model_plan.vocabulary
         text = [getattr(file, field.name) for field in fields(TextSettings)]
-        text += [file.normalise, self.data.sentinels]
+        text += [file.normalise, count_sentinels(file, self.data.model_plan.family, self.data.phases)]
         return (vocabulary, file.tokenizer, file.start, file.teacher, file.data, file.validation, *text)
 
     @property

@@ -26,7 +26,6 @@ from etymon.runs.table_data import (
 )
 from etymon.runs.task_file import MemberFile, TaskFile
 from etymon.runs.task_report import describe_rows, score_figures, validation_curve
-from etymon.runs.text_phases import usual_sentinels
 from etymon.runs.text_stores import verify_stores
 from etymon.runs.validation import Evaluation, Log, MixtureValidator, PhasePlan, TaskRows, TaskValidator
 from etymon.settings.reading import TextSettings
@@ -158,12 +157,9 @@ class MixtureData(SupervisedData):
     def prepare(self, job: Job, given: Tokenizer | None) -> Tokenizer:
         """Returns the tokenizer, `given` or trained on the texts of all parts."""
         # One vocabulary for all parts, which share the word vectors.
-        text, plan = JoinedText([part.source for part in self.parts.values()]), self.model_plan
-        objectives = [
-            (part.file.objective, part.file.options) for part in self.parts.values() if part.file.objective
-        ]
-        sentinels = usual_sentinels(plan.family, objectives)
-        return self.build_tokenizer(job, job.folder, self.file, text, plan.vocabulary, given, sentinels)
+        text = JoinedText([part.source for part in self.parts.values()])
+        vocabulary, members = self.model_plan.vocabulary, [part.file for part in self.parts.values()]
+        return self.build_tokenizer(job, job.folder, self.file, text, vocabulary, given, members)
 
     def build_unit(
         self, job: Job, model: Model, start: StartModel, checkpoint: Path | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from etymon.runs.folder import Job, build_once, check_job
 from etymon.runs.memory import require_states, require_task_training, task_footprint, with_vocabulary
 from etymon.runs.model import ModelPlan, StartModel, plan_model
 from etymon.runs.report import Records, ReportParts
-from etymon.runs.task_file import TaskFile
+from etymon.runs.task_file import MemberFile, TaskFile
 from etymon.runs.task_report import describe_rows, error_sections, score_figures, validation_curve
+from etymon.runs.text_phases import count_sentinels
 from etymon.runs.tokenizer import build_tokenizer
 from etymon.runs.training_settings import training_settings
 from etymon.runs.validation import Evaluation, Log, PhasePlan, TaskRows, TaskValidator, error_name
@@ -98,7 +99,7 @@ class SupervisedData:
         text: TextSource,
         vocabulary: int,
         given: Tokenizer | None,
-        usual_sentinels: int | None = None,
+        members: Iterable[MemberFile] = (),
     ) -> Tokenizer:
         """Returns the tokenizer that `folder` keeps, built by the first process."""
 
@@ -112,7 +113,7 @@ class SupervisedData:
                 text,
                 vocabulary,
                 given,
-                usual_sentinels=usual_sentinels,
+                sentinels=count_sentinels(file, family, members),
                 is_kept=is_kept,
                 note=job.note,
             )

@@ -22,7 +22,7 @@ from etymon.runs.memory import Plan, require_training, with_vocabulary
 from etymon.runs.model import StartModel, build_unit, init_from_teacher, load_teacher, plan_model
 from etymon.runs.report import Records, ReportParts, language_table, size_table
 from etymon.runs.run_file import RunFile
-from etymon.runs.text_phases import TextPhase, recipe_phases, text_phases, usual_sentinels
+from etymon.runs.text_phases import TextPhase, count_sentinels, recipe_phases, text_phases
 from etymon.runs.text_stores import (
     check_words,
     encode_languages,
@@ -95,14 +95,6 @@ class TextData:
         check_streams(list(zip(objectives, batches, strict=True)))
         check_job(job, plan.recipe, plan.folder)
 
-    @property
-    def sentinels(self) -> int:
-        """How many sentinels a tokenizer has that is trained for the run."""
-        if self.file.sentinels is not None:
-            return self.file.sentinels
-        objectives = ((phase.objective, phase.options) for phase in self.phases)
-        return usual_sentinels(self.model_plan.family, objectives)
-
     def memory_plan(self, shape: Any = None) -> Plan:
         """Returns the run as far as its memory depends on it; `shape` is that of the built model."""
         file, plan = self.file, self.model_plan
@@ -145,7 +137,7 @@ class TextData:
                 None if self.source is None else self._as_read(self.source),
                 plan.vocabulary,
                 given,
-                usual_sentinels=self.sentinels,
+                sentinels=count_sentinels(file, plan.family, self.phases),
                 is_kept=is_kept,
                 note=job.note,
             )

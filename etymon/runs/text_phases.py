@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,7 +12,8 @@ from etymon.objectives.denoising import SENTINELS
 from etymon.objectives.objective import MemoryOptions
 from etymon.runs.memory import TOKENS_A_STEP, USUAL_LENGTH, Samples
 from etymon.runs.model import ModelPlan
-from etymon.runs.run_file import RunFile
+from etymon.runs.run_file import CommonFile, RunFile
+from etymon.runs.task_file import MemberFile
 from etymon.runs.training_settings import or_default, ramp_phases
 from etymon.settings.training import PhaseFile
 
@@ -38,10 +39,12 @@ class TextPhase(Samples):
         return cut(self) == cut(other)
 
 
-def usual_sentinels(family: Family, objectives: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
-    """How many sentinels a new tokenizer has: the family's, or T5's number if one of the objectives, given with
-    their options, writes behind them."""
-    options = [read_options(name, given) for name, given in objectives]
+def count_sentinels(file: CommonFile, family: Family, parts: Iterable[TextPhase | MemberFile] = ()) -> int:
+    """How many sentinels a new tokenizer has: as the run says, the family's, or T5's number if a phase or a member
+    of a mixture writes behind them."""
+    if file.sentinels is not None:
+        return file.sentinels
+    options = [read_options(part.objective, part.options) for part in parts if part.objective]
     members = [part for each in options for part in (each.values() if isinstance(each, dict) else [each])]
     is_needed = any(getattr(member, "shows_sentinels", False) for member in members)
     return family.tokenizer.sentinels or (SENTINELS if is_needed else 0)

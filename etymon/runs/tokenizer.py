@@ -130,7 +130,7 @@ def build_tokenizer(
     vocabulary: int,
     given: Tokenizer | None = None,
     *,
-    usual_sentinels: int | None = None,
+    sentinels: int,
     is_kept: bool,
     note: Callable[[str], None],
 ) -> Tokenizer:
@@ -138,8 +138,7 @@ def build_tokenizer(
 
     If it `is_kept` there, it is read, and no `text` is needed. Otherwise it is the `given` one (of the model
     to go on from, or of a teacher), that of the run file or of a prepared text, or one of `vocabulary` tokens
-    that is trained on the text, or grown from the given one. A new one has `usual_sentinels` unless the run
-    file says how many.
+    that is trained on the text, or grown from the given one. A new one has so many `sentinels`.
     """
     place = folder / "tokenizer"
     ready = None if is_kept else _ready_tokenizer(file, text, given)
@@ -168,7 +167,6 @@ def build_tokenizer(
         tokenizer.save(place)  # a copy: the given one may be gone when the run is resumed
     else:
         assert text is not None, "only a resumed run does without its text"
-        sentinels = usual_sentinels if file.sentinels is None else file.sentinels
         tokenizer = _train_on_text(place, file, family, text, vocabulary, sentinels, given, note)
     # Whatever it framed texts by before: from now on it reads for this family.
     tokenizer.framing = family.framing
@@ -195,7 +193,7 @@ def _train_on_text(
     family: Family,
     text: TextSource,
     vocabulary: int,
-    sentinels: int | None,
+    sentinels: int,
     old: Tokenizer | None,
     note: Callable[[str], None],
 ) -> Tokenizer:
