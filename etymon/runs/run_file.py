@@ -229,11 +229,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def same_but_vocabulary(shape: Any, other: Any) -> bool:
-    """Whether two shapes differ in their number of words alone, if at all."""
-    return {**asdict(shape), "vocabulary": 0} == {**asdict(other), "vocabulary": 0}
-
-
 def shown(value: Any) -> str:
     """A setting, for people."""
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -40,8 +40,8 @@ class TextPhase(Samples):
 
 
 def count_sentinels(file: CommonFile, family: Family, parts: Iterable[TextPhase | MemberFile] = ()) -> int:
-    """How many sentinels a new tokenizer has: as the run says, the family's, or T5's number if a phase or a member
-    of a mixture writes behind them."""
+    """How many sentinels a new tokenizer has: as the run says, the family's, or T5's number if one of the
+    `parts`, phases or members of a mixture, writes behind them."""
     if file.sentinels is not None:
         return file.sentinels
     options = [read_options(part.objective, part.options) for part in parts if part.objective]
