@@ -71,8 +71,9 @@ def test_code_beside_settings_of_omegaconf_is_not_run(tmp_path: Path) -> None:
     assert "holds code" in refusal(folder) and not (tmp_path / "harm").exists()
 
 
+@pytest.mark.parametrize("is_zip", [True, False], ids=["today", "before torch 1.6"])
 def test_an_object_of_omegaconf_may_have_any_attribute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_zip: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = types.ModuleType("omegaconf")
     module.Odd = type("Odd", (), {"__module__": "omegaconf"})  # type: ignore[attr-defined]
@@ -82,7 +83,7 @@ def test_an_object_of_omegaconf_may_have_any_attribute(
     folder = with_omegaconf(tmp_path / "one")
     saved = torch.load(FIXTURES / "roberta" / "model.pt", weights_only=True)
     saved["cfg"]["model"]["odd"] = odd
-    torch.save(saved, folder / "model.pt")
+    torch.save(saved, folder / "model.pt", _use_new_zipfile_serialization=is_zip)
     monkeypatch.undo()
     assert etymon.load(folder).shape == etymon.load(FIXTURES / "roberta").shape
 

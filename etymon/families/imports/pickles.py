@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import pickletools
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -52,8 +53,13 @@ def names_in_pickle(path: Path) -> list[str]:
     """The full names of classes and functions that a file holds beside what PyTorch opens by itself, without
     looking any of them up."""
     try:
-        return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-    except Exception:  # of an older form, or damaged, which is found and said when it is opened
+        if zipfile.is_zipfile(path):
+            return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+        with path.open("rb") as file:
+            # Before torch 1.6 the object comes fourth: behind a magic number, a version and the system's sizes.
+            codes = [code for _ in range(4) for code in pickletools.genops(file)]
+        return [str(name).replace(" ", ".") for code, name, _ in codes if code.name == "GLOBAL"]
+    except Exception:  # damaged, which is found and said when it is opened
         return []
 
 
