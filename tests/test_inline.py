@@ -67,6 +67,8 @@ def test_print_says_the_same_in_words(gpt2, tmp_path):
         run = small_runs.pretrain("gpt2", tmp_path / "run")
     shown = str(run)
     assert "validation bits per byte" in shown and "Linear" not in shown and str(run.model_folder) in shown
+    # Every line says what it is.
+    assert "What it writes, step " in shown and f"model {run.model_folder}, report {run.report}" in shown
 
 
 def test_tokens_are_shown_as_people_read_them(gpt2):

@@ -97,7 +97,7 @@ def text_of(section: Section) -> str:
     elif isinstance(section, ReportTable):
         rows = [section.header, *section.rows]
     elif isinstance(section, ReportSamples):
-        rows = section.samples
+        rows = [(f"{section.title}, {label}:", text) for label, text in section.labelled()]
     elif isinstance(section, ShadedText):
         return "".join(text for text, _, _ in section.parts)
     else:

@@ -119,12 +119,15 @@ class ReportSamples:
     samples: Sequence[tuple[int | str, str]]
     title: str = "Samples"
 
-    def body(self) -> str:
-        labelled = [
+    def labelled(self) -> list[tuple[str, str]]:
+        """Returns (label, text): steps are labelled as such."""
+        return [
             (in_language(f"step {step:,}") if isinstance(step, int) else step, text)
             for step, text in self.samples
         ]
-        return render_template("samples.html", samples=labelled)
+
+    def body(self) -> str:
+        return render_template("samples.html", samples=self.labelled())
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ class Pretrained(Inline):
         # So that scripts and schedulers see that it was stopped and can be resumed.
         return 128 + self.signal if self.stopped and self.signal else 0
 
+    @property
+    def samples_title(self) -> str:
+        return "What it writes"
+
     def label_metric(self, name: str) -> str:
         """Returns a metric's name for people: parts of the objective's loss, such as `masked`, are "loss (masked)"."""
         label = name.replace("_", " ")
@@ -67,11 +71,11 @@ class Pretrained(Inline):
         if self.folder.is_dir():
             yield learning_curve(RunFolder(self.folder).metrics())
         if self.samples:
-            yield ReportSamples(self.samples[-1:], title="What it writes")
+            yield ReportSamples(self.samples[-1:], title=self.samples_title)
         if self.stopped:
             yield Code(self.command, title="Go on")
         else:
-            yield Paragraph(f"{self.model_folder}, {self.report}")
+            yield Paragraph(f"model {self.model_folder}, report {self.report}")
 
 
 @dataclass
@@ -86,6 +90,10 @@ class Finetuned(Pretrained):
     """The same scores of the baselines, and of the model on texts with typos."""
     seeds: dict[int, dict[str, float]] = field(default_factory=dict)
     """With several seeds, the metrics of each."""
+
+    @property
+    def samples_title(self) -> str:
+        return "What it answers (and the right answer)"
 
     def label_metric(self, name: str) -> str:
         return name.replace("_", " ")
