@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import codecs
 import logging
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from etymon.errors import EtymonError
 
@@ -33,7 +35,22 @@ BOMS = {
 }
 LONGEST_BOM = max(map(len, BOMS))
 HIGH = re.compile(rb"[\x80-\xff]+")
-KOREAN = ("cp949", "euc_kr", "johab")
+EAST_ASIAN: dict[str, list[tuple[str, int, float]]] = {
+    "gb18030": [("[\xb0-\xd7][\xa1-\xfe]", 3755, 0.85), ("[\xa1-\xa3][\xa1-\xfe]", 280, 0.13)],
+    "big5": [("[\xa4-\xc6].", 5401, 0.85), ("[\xa1-\xa3].", 400, 0.13)],
+    "cp949": [("[\xb0-\xc8][\xa1-\xfe]", 2350, 0.9), ("[\xa1-\xa3][\xa1-\xfe]", 280, 0.08)],
+    "cp932": [("\x82[\x9f-\xf1]", 83, 0.4), ("\x83[\x40-\x96]", 86, 0.15), ("[\x88-\x97].", 2965, 0.33), ("[\x81\x82].", 240, 0.1)],
+    "euc_jp": [("\xa4.", 83, 0.4), ("\xa5.", 86, 0.15), ("[\xb0-\xcf].", 2965, 0.33), ("[\xa1\xa3].", 190, 0.1)],
+}  # fmt: skip
+"""By encoding, the bytes of common characters (of level 1 of its standard, kana, punctuation), how many there
+are, and their share of a usual text."""
+RARE = math.log(0.02 / 15000)
+"""The logarithm of a rare character's probability: the rest of the usual text among what else there is."""
+CONVINCING = -9.0
+"""Of the average character, from which on bytes are text of such an encoding whatever else they may be. Reviews
+and messages are above -8.9; what reads so of Russian, Thai or Polish in their old encodings is below -9.1."""
+FEW = 20
+"""Characters that are too few to be convincing: some Russian words in KOI8-R are common Chinese characters."""
 WESTERN = "cp1252"
 """What a text of Latin letters is taken for: Latin-1 with quotation marks, dashes and the euro sign."""
 
@@ -117,6 +134,9 @@ def guess_encoding(data: bytes) -> str | None:
     runs = HIGH.findall(sample)
     if not runs:
         return None
+    likely = None if b"\0" in sample else _guess_east_asian(sample)
+    if likely and likely.is_convincing:
+        return likely.encoding
     letters = sum(map(len, re.findall(rb"[A-Za-z]+", sample)))
     is_single = sum(len(run) == 1 for run in runs) > 0.8 * len(runs)
     # An accented letter and the plain one behind it would do for a character of Big5.
@@ -129,17 +149,47 @@ def guess_encoding(data: bytes) -> str | None:
         best = charset_normalizer.from_bytes(sample[: len(sample) - cut], cp_exclusion=wide).best()
         if best is not None and _decodes(sample, best.encoding):
             name = best.encoding
-            if name in KOREAN and _has_ideographs(sample, name) and _decodes(sample, "gb18030"):
-                return "gb18030"
+            if likely and _is_east_asian(name):
+                return likely.encoding
             return name.replace("_", "-") if name.startswith("utf") else name
-    return None
+    return likely.encoding if likely and likely.is_plausible else None
 
 
-def _has_ideographs(data: bytes, encoding: str) -> bool:
-    """Whether a good part of the letters are ideographs, which Korean hardly has: short Chinese texts look
-    like Korean ones."""
-    letters = [letter for letter in data.decode(encoding, "ignore") if letter.isalpha() and letter > "\x7f"]
-    return sum("\u4e00" <= letter <= "\u9fff" for letter in letters) > 0.1 * len(letters)
+class LikelyEncoding(NamedTuple):
+    encoding: str
+    is_plausible: bool
+    """Whether the characters are mostly common ones."""
+    is_convincing: bool
+    """Whether that can be no chance."""
+
+
+def _guess_east_asian(data: bytes) -> LikelyEncoding | None:
+    """The most probable of the East Asian encodings that bytes are text in, by how common their characters are
+    there. charset-normalizer takes many short texts for another of them (half of the Korean ones of eight
+    characters), and one Chinese text in three hundred for none, however long."""
+    ranked = []
+    for encoding, common in EAST_ASIAN.items():
+        if not _decodes(data, encoding):
+            continue
+        text = codecs.getincrementaldecoder(encoding)("strict").decode(data)
+        likelihood, letters = 0.0, 0
+        for letter, count in Counter(text).items():
+            if letter < "\x80":
+                likelihood += count * math.log(1 / 95)
+                continue
+            spelled = letter.encode(encoding).decode("latin-1")
+            classes = (math.log(share / size) for form, size, share in common if re.fullmatch(form, spelled, re.S))
+            likelihood += count * next(classes, RARE)
+            letters += count
+        plain = (len(text) - letters) * math.log(1 / 95)
+        average = (likelihood - plain) / max(1, letters)
+        is_plausible = letters > 0 and average > CONVINCING
+        ranked.append((likelihood, LikelyEncoding(encoding, is_plausible, is_plausible and letters >= FEW)))
+    return max(ranked)[1] if ranked else None
+
+
+def _is_east_asian(encoding: str) -> bool:
+    return encoding.startswith(("gb", "hz", "big5", "cp932", "cp949", "cp950", "euc", "shift", "johab"))
 
 
 def _sample_lines(data: bytes) -> bytes:

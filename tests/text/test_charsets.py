@@ -16,7 +16,7 @@ from etymon.errors import EtymonError
 from etymon.settings.reading import EncodingSettings
 from etymon.tables.formats import write_table
 from etymon.tables.table import read_table
-from etymon.text.charsets import decode_stream, guess_encoding
+from etymon.text.charsets import _guess_east_asian, decode_stream, guess_encoding
 from etymon.text.reading import Reading, find_separator
 from etymon.text.sources import TextFiles, text_source
 
@@ -136,6 +136,38 @@ def test_guesses_hold_for_short_and_for_mostly_plain_text() -> None:
     assert guess_encoding(b"plain text\n" * 5000 + CHINESE.encode("gb18030")) == "gb18030"
     assert guess_encoding("Nous l'avons déjà vue à la gare en été.".encode("latin-1")) == "cp1252"
     assert guess_encoding(b"plain") is None
+
+
+@pytest.mark.parametrize("encoding", ["gb18030", "big5", "shift_jis", "euc_jp", "euc_kr"])
+def test_a_cell_of_a_table_is_enough_for_a_guess(encoding: str) -> None:
+    """Of ten characters nine guesses in ten read as what they are, and none as Latin letters."""
+    text = TEXTS[encoding]
+    guesses = []
+    for start in range(len(text) - 10):
+        cell = f"id,text\r\n{start},{text[start : start + 10]}\r\n".encode(encoding)
+        guess = guess_encoding(cell)
+        guesses.append(guess is not None and cell.decode(guess, "replace") == cell.decode(encoding))
+        assert guess not in ("cp1252", "latin-1")
+    assert sum(guesses) >= 0.9 * len(guesses)
+
+
+def test_texts_that_charset_normalizer_gives_up_are_named() -> None:
+    text = "故事都太长了～～而且有的有点不可理解～～不太喜欢～～读了两本就读不下去了～\n低价位，中性能，因为不需要很高配置"
+    assert guess_encoding(text.encode("gb18030")) == "gb18030"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        ("предупреждение: избыточные арг", "koi8_r"),
+        ("використання інструкції %s пот", "koi8_u"),
+        ("ไม่สามารถจองหน่วยความจำสำหรับโพรไฟล์สี", "cp874"),
+        ("błąd składni: oczekiwano wyrażenia arytmetycznego\nWłaściwości", "iso8859_2"),
+    ],
+)
+def test_letters_of_other_scripts_are_no_chinese(text: str, encoding: str) -> None:
+    found = _guess_east_asian(text.encode(encoding))
+    assert found is None or not found.is_convincing
 
 
 def test_only_encodings_of_text_are_taken() -> None:
