@@ -27,8 +27,11 @@ from etymon.runs.run_file import assemble
 from etymon.runs.table_data import TableData
 from etymon.runs.task_file import TaskFile
 from etymon.settings import option, settings
+from etymon.settings.reading import EncodingSettings
 from etymon.tables.table import read_table
 from etymon.tasks.scores import mean_score
+from etymon.text.charsets import read_whole
+from etymon.text.reading import Reading
 from etymon.text.sentences import sentence_starts
 
 Kind = Literal["pairs", "finetune", "probe", "text", "last-word"]
@@ -86,10 +89,12 @@ class PartInput:
     run_folder: Path
     """For what a part leaves on its way."""
     on_progress: Callable[[str], None]
+    how: EncodingSettings
+    """What the bytes of its files mean."""
 
 
 def score_pairs(given: PartInput) -> PartScore:
-    pairs = read_pairs(given.files, most=given.part.rows)
+    pairs = read_pairs(given.files, how=given.how, most=given.part.rows)
     accuracies = judge_pairs(given.open_model(), pairs, given.part.name, on_progress=given.on_progress)
     whole = accuracies.overall["sum"]
     fields = {name: measures["sum"].value for name, measures in accuracies.fields.items()}
@@ -102,7 +107,8 @@ def score_finetuning(given: PartInput) -> PartScore:
     on from its last checkpoint."""
     part = given.part
     train, validation = (
-        read_table(files, part.columns).rows for files in (given.files, given.validation or given.files)
+        read_table(files, part.columns, given.how).rows
+        for files in (given.files, given.validation or given.files)
     )
     if part.rows is not None and len(train) > part.rows:
         # Evenly spread: published tables may be sorted by label or by source.
@@ -134,7 +140,8 @@ def score_finetuning(given: PartInput) -> PartScore:
 def score_probe(given: PartInput) -> PartScore:
     """The test accuracy of the layer that is best by validation."""
     files: list[str | Path] = list(given.files)
-    tasks = read_tasks(files, ProbeColumns(), examples=given.part.rows or 5000, seed=given.part.seed)
+    examples, seed = given.part.rows or 5000, given.part.seed
+    tasks = read_tasks(files, ProbeColumns(), examples=examples, seed=seed, how=given.how)
     probes = probe_model(
         given.open_model(), tasks, twin=False, seed=given.part.seed, on_progress=given.on_progress
     )
@@ -148,7 +155,8 @@ def score_probe(given: PartInput) -> PartScore:
 def score_text(given: PartInput) -> PartScore:
     """Bits per byte of a text, read as a whole; of models without a likelihood, the pseudo-log-likelihood of
     its sentences, which is another thing and has another name."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in given.files)[: given.part.characters]
+    reading = Reading(**given.how.reader_options)
+    text = "\n".join(read_whole(path, reading) for path in given.files)[: given.part.characters]
     model = given.open_model()
     method = scoring_method(model)
     given.on_progress(f"reading {given.part.name}")
@@ -176,7 +184,7 @@ def score_last_words(given: PartInput) -> PartScore:
     """How often the likeliest tokens in the place of a text's last word are that word (LAMBADA)."""
     model = given.open_model()
     tokenizer, method = tokenizer_of(model), scoring_method(model)
-    texts = [text.strip() for text in read_table(given.files, given.part.columns).texts("text")]
+    texts = [text.strip() for text in read_table(given.files, given.part.columns, given.how).texts("text")]
     if method not in ("likelihood", "pseudo-likelihood"):
         raise EtymonError(f"{model.family.title} does not predict the last word of a text in one step")
     rows = []

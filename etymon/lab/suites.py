@@ -29,6 +29,7 @@ from etymon.lab.suite_parts import KINDS, PartInput, PartScore, SuitePart, part_
 from etymon.report.inline import Inline
 from etymon.runs.folder import lock_folder
 from etymon.settings import option, settings
+from etymon.settings.reading import EncodingSettings
 from etymon.training.distributed import World
 
 if TYPE_CHECKING:
@@ -112,15 +113,19 @@ def run_suite(
     *,
     data: Path | None = None,
     budget: str | None = None,
+    how: EncodingSettings | None = None,
     open_model: Callable[[Any], Model],
     on_progress: Callable[[str], None] = lambda note: None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> SuiteResult:
-    """Every model's scores. `budget` bounds each fine-tuning instead of the suite's own; `open_model` opens
-    what a row names."""
+    """Every model's scores. `budget` bounds each fine-tuning instead of the suite's own; `how` says what the
+    bytes of the files mean; `open_model` opens what a row names."""
     name, suite, home = read_suite(name)
     # All files are looked for before anything is computed.
     files = find_files(suite, home, data)
+    how = how or EncodingSettings()
+    # In UTF-8 they have the digests that they always had.
+    rules = [how.reader_options] if how.reader_options != EncodingSettings().reader_options else []
     parts = [part if budget is None else replace(part, budget=budget) for part in suite.parts]
     out.mkdir(parents=True, exist_ok=True)
     computed, table = 0, []
@@ -139,7 +144,8 @@ def run_suite(
 
             for part in parts:
                 train, validation = files[part.name]
-                key = _digest([digest, asdict(part), [_data_digest(path) for path in (*train, *validation)]])
+                contents = [_data_digest(path) for path in (*train, *validation)]
+                key = _digest([digest, asdict(part), contents, *rules])
                 cell = out / "cells" / f"{key}.json"
                 if cell.is_file():
                     scores[part.name] = strict(PartScore, read_json(cell)["score"], str(cell))
@@ -156,6 +162,7 @@ def run_suite(
                     open_once,
                     out / "runs" / key,
                     partial(_tell, on_progress, row.name),
+                    how,
                 )
                 try:
                     scores[part.name] = KINDS[part.kind](task)

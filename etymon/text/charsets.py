@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
 from etymon.errors import EtymonError
@@ -124,6 +125,18 @@ def decode_stream(read: Callable[[int], bytes], name: str, how: DecodingRules) -
         )
 
 
+def read_whole(path: Path, how: DecodingRules) -> str:
+    """A file as one text, whose lines end with \\n; refused if there is anything to skip."""
+    try:
+        with path.open("rb") as source:
+            text = "".join(decode_stream(source.read, str(path), how))
+    except OSError as error:
+        raise EtymonError(f"cannot read {path}: {error.strerror}") from error
+    if MARK in text:
+        raise EtymonError(f"{path} cannot be read whole: --errors skip leaves out lines, not texts")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def guess_encoding(data: bytes) -> str | None:
     """What bytes that are no UTF-8 may be; None if nothing fits."""
     if bom := _bom_encoding(data):
@@ -178,7 +191,9 @@ def _guess_east_asian(data: bytes) -> LikelyEncoding | None:
                 likelihood += count * math.log(1 / 95)
                 continue
             spelled = letter.encode(encoding).decode("latin-1")
-            classes = (math.log(share / size) for form, size, share in common if re.fullmatch(form, spelled, re.S))
+            classes = (
+                math.log(share / size) for form, size, share in common if re.fullmatch(form, spelled, re.S)
+            )
             likelihood += count * next(classes, RARE)
             letters += count
         plain = (len(text) - letters) * math.log(1 / 95)
@@ -284,9 +299,13 @@ def _failure(name: str, encoding: str, error: UnicodeDecodeError, fed: int, line
 
 
 def _excerpt(data: bytes, encoding: str) -> str:
-    text = data[: 8 * EXCERPT].decode(encoding, "replace").removeprefix("\ufeff")
-    words = " ".join(text.split())
-    return f"“{words[:EXCERPT]}{'…' if len(words) > EXCERPT else ''}”"
+    """The beginning of a text, in quotes; of one that begins with a long run of ASCII, such as the fields of a
+    record, where other letters begin: these show whether it is decoded rightly."""
+    text = data[:SAMPLE].decode(encoding, "replace").removeprefix("\ufeff")
+    first = next((place for place, letter in enumerate(text) if letter > "\x7f"), 0)
+    start = max(0, first - EXCERPT // 4) if first > EXCERPT // 2 else 0
+    words = " ".join(text[start : start + 8 * EXCERPT].split())
+    return f"“{'…' if start else ''}{words[:EXCERPT]}{'…' if len(words) > EXCERPT else ''}”"
 
 
 def _title(encoding: str) -> str:

@@ -149,6 +149,7 @@ def _evaluate_suite(options: EvaluateOptions) -> SuiteResult:
         out,
         data=None if options.suite_data is None else Path(options.suite_data),
         budget=options.budget,
+        how=options,
         open_model=lambda model: load_model(model, options),
         on_progress=options.on_progress or (lambda message: None),
         on_note=options.on_note or (lambda message: None),

@@ -15,7 +15,7 @@ from etymon.config import parse_count
 from etymon.errors import EtymonError
 from etymon.settings import ComputeOptions, DeviceOptions, PrecisionName, WeightOptions
 from etymon.settings.reading import EncodingSettings, FileOptions
-from etymon.text.charsets import MARK, decode_stream
+from etymon.text.charsets import MARK, decode_stream, read_whole
 from etymon.text.reading import SURROGATE, Reading
 from etymon.text.sources import TextFiles
 
@@ -121,7 +121,7 @@ def iterate_texts(
                 )
             yield text
     if file is not None:
-        yield from _lines(Path(file), blank, on_note, reading) if lines else [_whole(Path(file), reading)]
+        yield from _lines(Path(file), blank, on_note, reading) if lines else [read_whole(Path(file), reading)]
 
 
 def _lines(file: Path | None, blank: bool, on_note: OnNote | None, reading: Reading) -> Iterator[str]:
@@ -143,13 +143,6 @@ def _lines(file: Path | None, blank: bool, on_note: OnNote | None, reading: Read
         on_note(f"blank lines of {name} that were left out: {left_out:,}")
     if damaged and on_note is not None:
         on_note(f"lines of {name} that cannot be read and were left out: {damaged:,}")
-
-
-def _whole(file: Path, reading: Reading) -> str:
-    text = "".join(_decoded(file, str(file), reading))
-    if MARK in text:
-        raise EtymonError(f"{file} cannot be read whole: --errors skip leaves out lines, not texts")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _decoded(file: Path | None, name: str, reading: Reading) -> Iterator[str]:

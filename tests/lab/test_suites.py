@@ -93,6 +93,28 @@ def test_every_kind_of_part_and_a_second_time(place: Path, folder, monkeypatch):
     assert evaluate(place, folder("gpt2")).rows[0].scores["pairs"].count == 7
 
 
+def test_files_of_a_suite_are_read_in_their_encoding(place: Path, folder):  # noqa: F811
+    pytest.importorskip("sklearn")
+    suite = place / "suite.yaml"
+    suite.write_text(SUITE.partition("  - name: tune")[0].replace("mine", "zh"), encoding="utf-8")
+    plain = place / "data" / "mine"
+    for name, encoding in (("zh", "gb18030"), ("utf-8", "utf-8")):
+        (place / "data" / name).mkdir()
+        for path in plain.iterdir():
+            text = path.read_text(encoding="utf-8").replace("the", "酒店的位置很好，")
+            (place / "data" / name / path.name).write_bytes(text.encode(encoding))
+    model = folder("gpt2")
+    assert not evaluate(place, model, encoding="gb18030").rows[0].reasons
+    (refused,) = evaluate(place, model).rows
+    assert not refused.scores, "nothing that was read otherwise is taken over"
+    for reason in refused.reasons.values():
+        assert "it reads as gb18030, “" in reason and "酒店的位置" in reason
+    (row,) = evaluate(place, model, encoding="gb18030").rows
+    suite.write_text(suite.read_text(encoding="utf-8").replace("zh", "utf-8"), encoding="utf-8")
+    (expected,) = evaluate(place, model).rows
+    assert row.scores == expected.scores
+
+
 def test_tables(place: Path, folder, run):  # noqa: F811
     part = "parts:\n  - {name: pairs_of, kind: pairs, data: [mine/pairs.csv]}\n"
     (place / "suite.yaml").write_text(part, encoding="utf-8")

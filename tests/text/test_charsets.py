@@ -151,6 +151,14 @@ def test_a_cell_of_a_table_is_enough_for_a_guess(encoding: str) -> None:
     assert sum(guesses) >= 0.9 * len(guesses)
 
 
+def test_an_excerpt_shows_letters_that_were_decoded() -> None:
+    record = b'{"id": "2024-03-01/000017", "source": "hotel", "text": "' + CHINESE.encode("gb18030") + b'"}'
+    with pytest.raises(
+        EtymonError, match='it reads as gb18030, “…xt": "酒店的位置很好，服务周到，房间也干净…”'
+    ):
+        decoded(record)
+
+
 def test_texts_that_charset_normalizer_gives_up_are_named() -> None:
     text = "故事都太长了～～而且有的有点不可理解～～不太喜欢～～读了两本就读不下去了～\n低价位，中性能，因为不需要很高配置"
     assert guess_encoding(text.encode("gb18030")) == "gb18030"
