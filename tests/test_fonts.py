@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from etymon.report import fonts
+from etymon.report.explain_picture import ARROW
 from etymon.report.plots import AttentionMap, attention_picture, loss_curve
 
 SCRIPTS = {
@@ -82,6 +83,27 @@ def test_a_picture_of_a_script_is_drawn_without_a_complaint(script, tmp_path, ca
     assert not caplog.records
     assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
     assert SCRIPTS[script] in (tmp_path / "map.svg").read_text(encoding="utf-8")  # shaped by its reader
+
+
+@pytest.mark.parametrize("tokens", [["你"], ["a", "b"], ["x"] * 12])
+def test_a_title_stays_inside_of_a_small_picture(tokens, tmp_path, monkeypatch):
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *args, **kw: drawn.append(figure) or save(figure, *args, **kw)
+    )
+    weights = np.full((1, 1, len(tokens), len(tokens)), 1 / len(tokens))
+    attention_picture(tmp_path / "map.png", AttentionMap("self", tokens, tokens, weights), None, None)
+    (figure,) = drawn
+    figure.set_dpi(160)
+    title = figure._suptitle.get_window_extent(figure.canvas.get_renderer())
+    assert title.x0 >= 0 and title.x1 <= figure.bbox.width and title.y1 <= figure.bbox.height
+
+
+def test_an_arrow_points_at_a_word_from_right_to_left():
+    before, behind = pixels(ARROW + "אב", ["DejaVu Sans"]), pixels("\u202d→ בא", ["DejaVu Sans"])
+    width = min(before.shape[1], behind.shape[1])
+    assert (before[:, :width] == behind[:, :width]).all(), "as if everything were set from left to right"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from etymon.display import display_width, split_at
+from etymon.text.tokenizer import Tokenizer
+
 ABOUT = {
     "causal": "Every token is predicted from those before it. The model reads the text from left to"
     " right and never sees what comes later.",
@@ -64,7 +69,17 @@ def about(objective: Any) -> str:
     return " ".join(words.split())
 
 
-def other_texts(text: str) -> tuple[str, ...]:
-    """Two documents in the script of the text, as far as there are such."""
+def other_texts(text: str, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Two documents in the script of the text; where the tokenizer does not know ours, the words of the text in
+    other orders, or its end before its beginning."""
     is_chinese = any("\u4e00" <= letter <= "\u9fff" for letter in text)
-    return OTHER_TEXTS["zh" if is_chinese else "en"]
+    others = OTHER_TEXTS["zh" if is_chinese else "en"]
+    ids = np.concatenate([tokenizer.encode(other, quiet=True) for other in others])
+    unknown = tokenizer.id("unknown")
+    if unknown is None or (ids == unknown).mean() < 0.5:
+        return others
+    words = text.split()
+    if len(words) > 2:
+        return " ".join(words[::-1]), " ".join(sorted(words))
+    halves, thirds = (split_at(text, display_width(text) // parts) for parts in (2, 3))
+    return halves[1] + halves[0], thirds[1] + thirds[0]

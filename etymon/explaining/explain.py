@@ -113,7 +113,7 @@ def plan_text(
     """
     documents = list(texts)
     if "pairs" in objective.requires and len(documents) == 1:
-        documents += other_texts(documents[0])
+        documents += other_texts(documents[0], tokenizer)
     split = Split.of_texts(documents, tokenizer, words)
     if not len(split.tokens):
         raise EtymonError("the text has no tokens: give a sentence or two")

@@ -96,6 +96,10 @@ def _plain(text: str) -> str:
     return printable(text.strip() or text).replace("$", r"\$")
 
 
+# Behind a mark of direction, so that it stands before a word from right to left, too, and points at it.
+ARROW = "\u200e→ "
+
+
 def _draw_tokens(axes: Any, reader: Mapping[str, Any], columns: int, size: float) -> None:
     """A box for every token that is read, what stood there above it, and what is predicted below."""
 
@@ -111,7 +115,7 @@ def _draw_tokens(axes: Any, reader: Mapping[str, Any], columns: int, size: float
         if token["original"] is not None:
             draw(place, 0.75, token["original"], color="#64748b")
         if place in targets:
-            draw(place, -0.75, targets[place], "→ ", color=SEEN, weight="bold")
+            draw(place, -0.75, targets[place], ARROW, color=SEEN, weight="bold")
     axes.set(xlim=(-0.6, columns - 0.4), ylim=(-1.2, 1.2))
     axes.axis("off")
 

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from etymon.display import display_width
+from etymon.display import display_width, wrap
 from etymon.files import atomic_write
 from etymon.language import translated
 from etymon.report.fonts import drawing_with
@@ -220,6 +220,10 @@ class AttentionMap:
         return flow_QT
 
 
+TITLE_CELLS = 10
+"""Cells of a title that fit into an inch of a picture."""
+
+
 def attention_picture(
     path: str | PathLike[str], attention: AttentionMap, layer: int | None, head: int | None
 ) -> None:
@@ -263,6 +267,7 @@ def _draw_attention(
         image = axes.imshow(weights_QT, cmap="Blues", vmin=0, aspect="auto")
         axes.set_xticks(range(columns), keys, rotation=90)
         axes.set_yticks(range(rows), queries)
-        axes.set_title(title)
+        # Above the whole figure, which may be narrower than the title.
+        figure.suptitle("\n".join(wrap(title, int(width * TITLE_CELLS))))
         figure.colorbar(image, ax=axes, shrink=0.8)
         figure.savefig(file, format=kind, dpi=160)

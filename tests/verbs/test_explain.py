@@ -12,6 +12,7 @@ import torch
 
 import etymon
 from etymon.errors import EtymonError
+from etymon.explaining.descriptions import OTHER_TEXTS, other_texts
 from etymon.explaining.explain import explain_text, plan_text, unit_for
 from etymon.explaining.explanation import as_record
 from etymon.families import REGISTRY as FAMILIES
@@ -23,9 +24,11 @@ from etymon.objectives.objective import check_fit
 from etymon.report.fonts import _search, families_for
 from etymon.sampling.plans import key
 from etymon.text.readable import readable_tokens
+from etymon.text.tokenizer_training import train_tokenizer
 from etymon.verbs.explain import present, token_lines
 from tests import tiny
 from tests.test_readme import block, commands, run
+from tests.text.test_large_alphabets import SPECIALS, texts_of
 from tests.verbs.small_runs import pretrain, with_test_sizes
 
 TEXT = "The river crossed the village. The captain opened the window. The winter followed the letter."
@@ -163,6 +166,17 @@ def test_next_sentences_need_no_second_document():
     (question,) = sample.about_text
     assert question.name == "next_sentence" and sum(question.probabilities) == pytest.approx(1)
     assert {token.segment for token in sample.readers[0].tokens} == {0, 1}
+
+
+@pytest.mark.parametrize("script", ["Arabic", "Devanagari", "Thai", "Ethiopic"])
+def test_a_second_document_is_one_that_the_tokenizer_knows(script):
+    tokenizer = train_tokenizer("wordpiece", texts_of(script), 420, specials=SPECIALS)
+    text = texts_of(script)[0]
+    for other in other_texts(text, tokenizer):
+        assert other != text and tokenizer.id("unknown") not in tokenizer.encode(other)
+        assert sorted("".join(other.split())) == sorted("".join(text.split()))
+    both = train_tokenizer("wordpiece", [*texts_of(script), *OTHER_TEXTS["en"] * 5], 900, specials=SPECIALS)
+    assert other_texts(text, both) == OTHER_TEXTS["en"]
 
 
 def test_an_objective_that_asks_in_parts_has_one_reader_and_says_what_was_hidden():

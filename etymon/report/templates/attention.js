@@ -118,7 +118,8 @@ canvas.onmousemove = event => {
   const map = current(), keys = map.shape[3], {left, top, cell} = geometry;
   const k = Math.floor((event.offsetX - left) / cell), q = Math.floor((event.offsetY - top) / cell);
   if (k < 0 || q < 0 || k >= keys || q >= map.shape[2]) return;
-  value.textContent = `${apart(map.queries[q])} → ${apart(map.keys[k])}: ${shown[q * keys + k].toFixed(3)}`;
+  // Tokens are isolated, so that the arrow stays between them in scripts from right to left.
+  value.textContent = `\u200e\u2068${apart(map.queries[q])}\u2069 → \u2068${apart(map.keys[k])}\u2069: ${shown[q * keys + k].toFixed(3)}`;
   draw([q, k]);
 };
 maps.forEach((map, number) => option(kind, map.kind, number));

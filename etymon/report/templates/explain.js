@@ -32,7 +32,8 @@ function tokenButton(reader, token, place, question) {
   const top = element("small", {className: token.original !== null ? "was" : "", textContent: token.original ?? ""});
   const below = [];
   if (question) {
-    below.push(element("small", {className: "asked", textContent: "→ " + plain(question.target)}));
+    // The arrow points at what it asks for, from right to left too.
+    below.push(element("small", {className: "asked", dir: "ltr"}, "→ ", element("bdi", {textContent: plain(question.target)})));
     const [guess] = question.guesses;
     if (guess) below.push(element("small", {className: question.rank === 1 ? "right" : "", textContent: `${plain(guess.token)} ${percent(guess.probability)}`}));
   } else if (token.replaced !== null) {

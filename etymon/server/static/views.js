@@ -162,7 +162,7 @@ export function attentionView(maps, say, chosen, onChoose) {
     const weights = meanOf(map, chosen.layer, chosen.head);
     const most = Math.max(1e-9, ...weights.map(row => Math.max(...row)));
     const rows = weights.map((row, q) => ({name: spelled(map.queries[q]), cells: row.map((weight, k) => ({
-      text: weight >= .005 ? weight.toFixed(2).replace(/^0/, "") : "", share: weight / most, title: `${map.queries[q]} → ${map.keys[k]}: ${weight.toFixed(3)}`}))}));
+      text: weight >= .005 ? weight.toFixed(2).replace(/^0/, "") : "", share: weight / most, title: `\u200e\u2068${map.queries[q]}\u2069 → \u2068${map.keys[k]}\u2069: ${weight.toFixed(3)}`}))}));
     view.replaceChildren(element("div", {className: "fields"}, kindField, layerField, headField), grid,
       heatTable("", map.keys.map(spelled), rows, `${map.kind}: ${say("attends")}`),
       element("p", {className: "status", textContent: say("attends")}));

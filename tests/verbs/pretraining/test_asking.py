@@ -30,7 +30,8 @@ def test_every_family_shows_what_was_asked_and_its_answers(family: str, tmp_path
     options = {"objective": "masked"} if family == "distilbert" else {}
     result = pretrain(family, tmp_path / "run", steps=2, **options)
     shown = section(result.folder)
-    assert "held-out" in shown and 'class="asked"' in shown
+    # Whatever the direction of a token, the arrow stands before it.
+    assert "held-out" in shown and '<small class="asked" dir="ltr">→ <bdi>' in shown
     # A guess is a token and how sure the model is.
     assert re.search(r"<small[^>]*>[^<]+ \d+%</small>", shown)
     assert "the model&#39;s first guess" in shown
