@@ -27,6 +27,8 @@ CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 # The names of the files that we wrote, which a later save may replace, and digests of some.
 MANIFEST = "etymon.json"
+EXPORT_RECORD = "export.json"
+"""In the folder of an export, which is for another runtime."""
 # Files with a digest in the manifest: those that nobody edits by hand, and whose damage would not be seen. A
 # configuration or a card may be edited, and Transformers writes a tokenizer anew.
 DIGESTED = "*.safetensors"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from etymon.exports.ctranslate2_spec import build_spec, find_misfit, task_head
 from etymon.exports.sizes import find_family_misfit
@@ -97,9 +97,9 @@ def _write_head(model: Model, head: str, folder: Path) -> None:
     task = task_head(model, head)
     assert task is not None
     parts = {name: value.detach().float() for name, value in task.linear.named_parameters()}
-    save_file(
-        parts, folder / HEAD_FILE, {"head": head, "reads": task.reads, "labels": json.dumps(model.labels)}
-    )
+    metadata = {"head": head, "reads": task.reads, "labels": json.dumps(model.labels)}
+    # Not by `save_file`, whose file only its owner may read.
+    (folder / HEAD_FILE).write_bytes(save(parts, metadata))
 
 
 # --- what its runtime says

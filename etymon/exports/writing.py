@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import etymon
+from etymon.checkpoints.folder import EXPORT_RECORD
 from etymon.config import did_you_mean
 from etymon.errors import EtymonError
 from etymon.exports import get_target
@@ -22,10 +23,6 @@ from etymon.nn.lora import merge
 if TYPE_CHECKING:
     from etymon.exports.target import ExportTarget
     from etymon.families.model import Model
-
-RECORD = "export.json"
-"""Beside the files of an export: what it was made of, by what, and how far its answers are from the
-model's."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,8 @@ def _write_checked(
         further = target.check_further(model, runner)
         size = sum(path.stat().st_size for path in aside.rglob("*") if path.is_file())
         write_json(
-            aside / RECORD,
+            # What it was made of, by what, and how far its answers are from the model's.
+            aside / EXPORT_RECORD,
             {
                 "family": model.family.name,
                 "head": head,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from etymon.checkpoints.confidential import LEARNT, own_words, refuse_confidential, without_paths
-from etymon.checkpoints.folder import ADAPTER_CONFIG, CONFIG, MANIFEST
+from etymon.checkpoints.folder import ADAPTER_CONFIG, CONFIG, EXPORT_RECORD, MANIFEST
 from etymon.checkpoints.hub import SOURCE, WANTED
 from etymon.checkpoints.settings import CODE_FILE, OWN_TYPE
 from etymon.checkpoints.upload import MAIN, UploadRevision
@@ -113,6 +113,7 @@ def _model_place(folder: Path) -> Path:
             continue
         if find_foreign(place) is None and any((place / name).is_file() for name in (WHOLE, INDEX, ADAPTERS)):
             return place
+        _refuse_export(place)
         raise EtymonError(
             f"{place} has no weights in safetensors, and nothing else is uploaded: "
             f"etymon convert {place} NEW writes them"
@@ -122,7 +123,14 @@ def _model_place(folder: Path) -> Path:
             f"the run {folder} has not ended: go on with --resume, or push a checkpoint that etymon convert "
             f"{folder} NEW has written"
         )
+    _refuse_export(folder)
     raise EtymonError(f"there is no model in {folder}, but {holds(folder)}")
+
+
+def _refuse_export(folder: Path) -> None:
+    """An export has no weights that could be opened or converted, whatever lies beside them."""
+    if (folder / EXPORT_RECORD).is_file():
+        raise EtymonError(f"{folder} is an export for another runtime: push the model that it was made of")
 
 
 def _licence(place: Path, statements: CardStatements) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from etymon.display import align_left
+from etymon.display import align_left, display_width
 from etymon.errors import EtymonError
 from etymon.files import format_bytes
 from etymon.settings import JsonOptions, ModelLike, OpeningOptions, argument, option, settings
-from etymon.verbs.terminal import print_json, result_text, say
+from etymon.verbs.terminal import message_text, print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -51,15 +51,20 @@ def export(options: ExportOptions) -> Exported | list[ExportCell]:
 
     # Whatever can be refused is refused before a large model is read.
     target, quantization = find_target(options.to, options.quantize)
-    if isinstance(options.model, str | Path):
-        name = Path(options.model).resolve().name
-    else:
-        name = options.model.family.name
-    out = Path(f"{name}-{options.to}" if options.out is None else options.out)
+    out = Path(f"{_name_of(options.model)}-{options.to}" if options.out is None else options.out)
     require_new_folder(out)
     is_open = not isinstance(options.model, str | Path)
     model = options.model if is_open else load(model_folder(options.model))
     return export_model(model, target, quantization, out, options.head)
+
+
+def _name_of(model: ModelLike) -> str:
+    """What an export is called if nobody says: as its model, or as the run that the model is of."""
+    if not isinstance(model, str | Path):
+        return model.family.name
+    folder = Path(model).resolve()
+    # Of every run, the model is in a folder of this name.
+    return folder.parent.name if folder.name == "model" else folder.name
 
 
 def present(result: Exported | list[ExportCell], options: ExportOptions) -> None:
@@ -78,27 +83,35 @@ def present(result: Exported | list[ExportCell], options: ExportOptions) -> None
 
 
 def _present_cells(cells: list[ExportCell], options: ExportOptions) -> None:
-    """A line a family, with the heads that each target takes; reasons below."""
+    """A line a family, with the heads that each target takes; below, the reasons and whom they concern."""
     from etymon.exports import TARGETS, get_target
 
     if options.json:
         return print_json(cells, ascii=True)
-    width = 24
-    print(align_left("", 16) + "".join(align_left(name, width) for name in TARGETS).rstrip())
+    rows = [["", *TARGETS]]
     for family in dict.fromkeys(cell.family for cell in cells):
-        texts = []
-        for target in TARGETS:
-            mine = [cell for cell in cells if (cell.family, cell.target) == (family, target)]
-            heads = [cell.head for cell in mine if not cell.reason]
-            texts.append(result_text("all") if len(heads) == len(mine) else _shorten(heads, width))
-        print("".join(map(align_left, [family, *texts], [16] + [width] * len(texts))).rstrip())
+        mine = [[cell for cell in cells if (cell.family, cell.target) == (family, name)] for name in TARGETS]
+        rows.append([family, *map(_heads_text, mine)])
+    widths = [max(map(display_width, column)) + 2 for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("".join(map(align_left, row, widths)).rstrip())
     print()
     for name in TARGETS:
         print(f"{name}: --quantize {', '.join(get_target(name).quantizations)}")
-    for reason in dict.fromkeys(f"{cell.target}: {cell.reason}" for cell in cells if cell.reason):
-        print(reason)
+    families: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        if cell.reason:
+            families.setdefault((cell.target, cell.reason), []).append(cell.family)
+    for (name, reason), concerned in families.items():
+        print(f"{name}: {message_text(reason)} ({', '.join(dict.fromkeys(concerned))})")
 
 
-def _shorten(heads: list[str], width: int) -> str:
-    text = ", ".join(heads) or "-"
-    return text if len(text) < width else f"{len(heads)} heads"
+def _heads_text(cells: list[ExportCell]) -> str:
+    """The heads that can be exported, or those that cannot, whichever are fewer."""
+    heads = [cell.head for cell in cells if not cell.reason]
+    missing = [cell.head for cell in cells if cell.reason]
+    if not missing:
+        return result_text("all")
+    return (
+        result_text(f"all but {', '.join(missing)}") if len(missing) < len(heads) else ", ".join(heads) or "-"
+    )

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from etymon.checkpoints.folder import EXPORT_RECORD
 from etymon.errors import EtymonError
 from etymon.exports.check import check_inputs, compare_answers, model_answers
 from etymon.exports.target import STATES, CheckInputs
-from etymon.exports.writing import RECORD, export_model
+from etymon.exports.writing import export_model
 from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.generation.decoding import decode
@@ -84,7 +85,7 @@ def test_eight_bits_are_smaller_and_leave_the_model_as_it_was(family: str, head:
     folder = export(model, head, tmp_path, "int8")
     whole = export(model, head, tmp_path / "whole")
     assert (folder / "model.bin").stat().st_size < 0.5 * (whole / "model.bin").stat().st_size
-    assert 0 < json.loads((folder / RECORD).read_text())["check"]["worst"] < 0.25
+    assert 0 < json.loads((folder / EXPORT_RECORD).read_text())["check"]["worst"] < 0.25
     for name, tensor in model.stored_tensors().items():
         assert torch.equal(tensor, before[name]), name
 
@@ -140,6 +141,8 @@ def test_a_classifier_is_an_encoder_and_one_product(tmp_path: Path) -> None:
     model = exported_model("bert", "classification", labels=("bad", "fair", "good"))
     folder = export(model, "classification", tmp_path)
     encoder, head = ctranslate2.Encoder(str(folder), intra_threads=1), load_file(folder / "head.safetensors")
+    # Whoever may read the model may read its head.
+    assert (folder / "head.safetensors").stat().st_mode == (folder / "model.bin").stat().st_mode
     pooled = np.array(encoder.forward_batch([[2, 5, 6, 3]]).pooler_output)
     logits = pooled @ head["weight"].T + head["bias"]
     ours = model_answers(model, "classification", CheckInputs([[2, 5, 6, 3]]))

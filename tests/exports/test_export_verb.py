@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
 import etymon
+from etymon.cli import main
 from etymon.errors import EtymonError
 from etymon.exports import TARGETS, ExportCell, check, get_target
 from etymon.exports.check import check_inputs, compare_answers, model_answers
-from etymon.exports.target import EIGHT_BITS, CheckInputs, exportable_heads
+from etymon.exports.target import EIGHT_BITS, HALF, CheckInputs, exportable_heads
 from etymon.exports.torch_target import TorchTarget
 from etymon.exports.writing import weights_digest
 from etymon.families import REGISTRY, get_family
@@ -45,8 +47,6 @@ def test_an_export_is_written_with_what_its_check_found(classifier, tmp_path):
 
 
 def test_a_failed_check_exits_non_zero_and_leaves_nothing(classifier, tmp_path, monkeypatch, capsys):
-    from etymon.cli import main
-
     def other_answers(model, head, inputs):
         return [answer + 1 for answer in model_answers(model, head, inputs)]
 
@@ -116,6 +116,27 @@ def test_the_list_has_every_family_head_and_target():
         assert get_target(name).name == name and get_target(name).quantizations
 
 
+def test_the_list_names_every_head_and_whom_a_reason_concerns(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["export", "--list"])
+    text = capsys.readouterr().out
+    lines = {line.split(" ")[0]: line for line in text.splitlines() if line}
+    assert stop.value.code == 0 and "all but vocabulary, replaced" in lines["bert"]
+    assert "classification, states" in lines["bert"] and lines["xlnet"].endswith("all but conditional_span")
+    assert (
+        "gguf: llama.cpp adds a learned table of positions to word vectors, and nothing else (gptj)" in text
+    )
+
+
+def test_an_export_is_called_as_its_run_if_nobody_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(shaken_model("bert", "classification"), tmp_path / "runs" / "reviews" / "model")
+    for model in ("runs/reviews/model", "runs/reviews"):
+        result = etymon.export(model, to="torch")
+        assert str(result.folder) == "reviews-torch" and (tmp_path / "reviews-torch").is_dir()
+        shutil.rmtree(tmp_path / "reviews-torch")
+
+
 def test_checked_rows_have_the_promised_lengths_and_both_scripts():
     model = shaken_model("gpt2", "vocabulary")
     inputs = check_inputs(model, "vocabulary")
@@ -147,6 +168,16 @@ def test_one_wrong_row_is_found(change):
     figures = compare_answers(TorchTarget(), runner, model, "classification", inputs)
     with pytest.raises(EtymonError, match="says something else"):
         check.require_close(figures, TorchTarget.quantizations["float32"], "torch")
+
+
+def test_choices_of_a_few_rows_are_held_by_what_they_lose():
+    """A classifier is asked twelve times: one choice between outputs that are almost the same is no failure, and a
+    confident one that is turned round is."""
+    kept = {"worst": 0.001, "noise": 0.001, "agreement": 11 / 12, "rows": 12}
+    check.require_close(check.CheckFigures(**kept, places=12, lost=1e-6), HALF, "onnx")
+    for changed in ({"places": 12, "lost": 0.03}, {"places": 1200, "lost": 1e-6}):
+        with pytest.raises(EtymonError, match="says something else"):
+            check.require_close(check.CheckFigures(**kept, **changed), HALF, "onnx")
 
 
 class Answers:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from etymon.checkpoints.folder import EXPORT_RECORD
 from etymon.errors import EtymonError
 from etymon.exports.check import check_inputs, compare_answers
 from etymon.exports.target import STATES
-from etymon.exports.writing import RECORD, export_model
+from etymon.exports.writing import export_model
 from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.text.tokenizer_training import train_tokenizer
@@ -154,7 +155,7 @@ def test_a_classifier_names_its_labels(tmp_path: Path) -> None:
 
 def test_an_export_that_llama_cpp_did_not_run_says_so(tmp_path: Path) -> None:
     path = export(exported_model("gpt2", "vocabulary"), "vocabulary", tmp_path)
-    assert "llama.cpp is not installed" in json.loads((path.parent / RECORD).read_text())["checked_by"]
+    assert "llama.cpp is not installed" in json.loads((path.parent / EXPORT_RECORD).read_text())["checked_by"]
 
 
 # --- tokenizers

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from etymon.checkpoints.folder import EXPORT_RECORD
 from etymon.errors import EtymonError
 from etymon.exports.check import TEXTS, check_inputs, compare_answers, model_answers
 from etymon.exports.target import STATES, CheckInputs
-from etymon.exports.writing import RECORD, export_model
+from etymon.exports.writing import export_model
 from etymon.families import get_family
 from etymon.families.model import Model
 from etymon.generation.decoding import decode
@@ -75,7 +76,7 @@ def test_llama_cpp_says_what_the_model_says(
     # As near as its table of GELU, and GELU by tanh, are.
     assert figures.worst < 5e-3
     assert figures.agreement > 0.99
-    record = json.loads((path.parent / RECORD).read_text())
+    record = json.loads((path.parent / EXPORT_RECORD).read_text())
     assert record["checked_by"] == "llama.cpp" and record["check"]["texts_compared"] > 0
 
 

@@ -358,6 +358,16 @@ def test_no_licence_an_unfinished_run_and_other_weights(hub: HubServer, run: Pat
     assert not hub.requests
 
 
+def test_an_export_is_not_sent_and_no_command_is_promised(hub: HubServer, run: Path, tmp_path: Path) -> None:
+    etymon.export(run, to="torch", out=tmp_path / "program")
+    shutil.copytree(tmp_path / "program", tmp_path / "onnx")
+    shutil.copy(run / "model" / "config.json", tmp_path / "onnx")  # as an export to ONNX has
+    for name in ("program", "onnx"):
+        message = refusal(tmp_path / name, NAME, license="mit")
+        assert message.endswith("is an export for another runtime: push the model that it was made of")
+    assert not hub.requests
+
+
 def test_a_damaged_model_is_not_sent(hub: HubServer, run: Path) -> None:
     path = run / "model" / "model.safetensors"
     data = bytearray(path.read_bytes())
