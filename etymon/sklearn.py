@@ -83,7 +83,7 @@ class TextClassifier(ClassifierMixin, ModelEstimator):
             raise EtymonError(f"there are {len(texts):,} texts and {len(labels):,} labels")
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
-            raise EtymonError(f"all labels are {self.classes_[0]!r}: a classifier needs two or more")
+            raise EtymonError(f"all labels are {self.classes_.tolist()[0]!r}: a classifier needs two or more")
         given = {"epochs": None if self.budget else self.epochs, "budget": self.budget}
         given |= {"batch": self.batch, "length": self.length, "size": self.size, "seed": self.seed}
         # The model is held in memory: an estimator has no folder of its own.

@@ -87,6 +87,7 @@ def test_a_model_is_gone_on_from(body):
     [
         (["a", "b"], [1, 1], "two or more"),
         (["a", "b"], [1], "2 texts and 1 labels"),
+        (["a", "b"], ["good", "good"], "all labels are 'good': a classifier needs two or more"),
         (["a", 3], [1, 0], "text 2 is a int"),
         ("a text", [1], "list or a column"),
         ([], [], "no texts"),

@@ -219,6 +219,15 @@ def test_stand_ins_have_attributes_and_no_code() -> None:
     assert "mem_transformer" not in set(sys.modules) - before
 
 
+def test_a_file_that_arrived_in_part_is_called_damaged(tmp_path: Path) -> None:
+    """PyTorch says "Invalid argument" of half an archive, as of nothing that a reader could mend."""
+    whole = (FIXTURES / "roberta" / "model.pt").read_bytes()
+    for part in (whole[: len(whole) // 2], whole[:-10]):
+        (tmp_path / "model.pt").write_bytes(part)
+        with pytest.raises(EtymonError, match="is damaged, or no file of PyTorch; download or copy it again"):
+            load_pickle(tmp_path / "model.pt")
+
+
 @pytest.mark.parametrize("name", ["bart", "transfo-xl", "roberta"])
 def test_damaged_files_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(FIXTURES / name, tmp_path / name))

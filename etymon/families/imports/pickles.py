@@ -7,6 +7,7 @@ stand-ins: objects with the attributes of the original ones and none of their co
 from __future__ import annotations
 
 import argparse
+import errno
 import pickle
 import pickletools
 import re
@@ -76,6 +77,9 @@ def load_pickle(path: Path, stand_ins: Sequence[str] = ()) -> Any:
             # Files from before torch 1.6 are not zip archives; those have to be read whole.
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError as error:
+        # Half an archive: PyTorch looks for its end before its beginning.
+        if error.errno == errno.EINVAL:
+            raise _damage(path) from error
         raise EtymonError(f"cannot read {path}: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
         code = re.search(r"GLOBAL (\S+)", str(error))
