@@ -147,7 +147,7 @@ def verb_reference() -> str:
     parts = [
         "# All verbs",
         "Written from their declarations by `python -m tests.signatures`. Each is a command (`etymon VERB --help`) and a "
-        "function of the same name (`etymon.VERB(...)`); the settings of training are in [settings.md](settings.md). What many verbs have in the same words is told "
+        "function of the same name (`etymon.VERB(...)`); the settings of training are in [settings.md](settings.md). Options that many verbs share stand "
         "[at the end](#options-of-many-verbs).",
         "\n".join(
             [
