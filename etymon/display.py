@@ -60,11 +60,11 @@ def split_at(text: str, width: int) -> tuple[str, str]:
 
 
 # Lines break at spaces and around ideographs, kana and full-width forms, but a closing mark stays with what
-# is before it and an opening one with what follows.
+# is before it and an opening one with what follows. The dot of a file's ending (".csv") begins a word.
 _CLOSING, _OPENING = "，。、；：？！）】》」』”’％…,.;:?!)]}", "（【《「『“‘([{"
 _WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60\u3000-\u303f\U00020000-\U0003ffff"
 _UNIT = re.compile(
-    rf"\s+|[{re.escape(_OPENING)}]*(?:[{_WIDE}]|[^\s{_WIDE}{re.escape(_OPENING)}]+|.)[{re.escape(_CLOSING)}]*"
+    rf"\s+|[{re.escape(_OPENING)}]*(?:[{_WIDE}]|[^\s{_WIDE}{re.escape(_OPENING)}]+|.)(?:(?!\.\w)[{re.escape(_CLOSING)}])*"
 )
 
 

@@ -10,7 +10,7 @@ texts with places to fill:
 
 "runs/a holds a run already: ..." fits that entry, and what stands at {folder} is kept. A place whose name
 begins with `message` holds a text that is looked up in turn, and one that begins with `help` a text of
---help. What has no entry stays in English, so a message needs none. Files that programs read (run.yaml, JSON,
+--help; `numbers` holds no letters. What has no entry stays in English, so a message needs none. Files that programs read (run.yaml, JSON,
 metrics) and the texts of exceptions are never translated.
 """
 
@@ -95,7 +95,7 @@ def _translate(code: str, context: str, text: str) -> Translation:
     best = Translation(0, text)
     for template in entries.templates:
         values = _fill(template.literals, text)
-        if values is None:
+        if values is None or any(map(_is_misplaced, template.names, values)):
             continue
         letters, shown = sum(map(len, template.literals)), {}
         for name, value in zip(template.names, values):
@@ -108,6 +108,11 @@ def _translate(code: str, context: str, text: str) -> Translation:
                 letters, "".join(shown[piece] if i % 2 else piece for i, piece in enumerate(pieces))
             )
     return best
+
+
+def _is_misplaced(name: str, value: str) -> bool:
+    """Whether a value cannot be what the place of that name is for."""
+    return name == "numbers" and any(letter.isalpha() for letter in value)
 
 
 def _fill(literals: list[str], text: str) -> list[str] | None:

@@ -55,6 +55,7 @@ def test_lines_break_between_ideographs_and_keep_punctuation_with_its_word():
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert wrap("one two three", 8) == ["one two", "three"]
     assert wrap("unbreakable", 4) == ["unbreakable"]
+    assert wrap("写成 .csv、.tsv 都行。", 11) == ["写成 .csv、", ".tsv 都行。"]
     assert wrap("", 10) == [""]
 
 

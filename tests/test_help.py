@@ -10,6 +10,7 @@ import pytest
 import etymon
 from etymon import cli
 from etymon.verbs.help_contents import (
+    CHINESE_PAGES,
     EXAMPLES,
     FIRST_EXAMPLES,
     NEEDED,
@@ -34,6 +35,13 @@ def test_every_verb_has_an_example_and_a_group():
 def test_every_verb_has_a_page_that_shows_how_to_use_it():
     assert PAGES.keys() == etymon.VERBS.keys()
     for verb, page in PAGES.items():
+        assert f"etymon {verb}" in (DOCS / f"{page}.md").read_text(encoding="utf-8"), (verb, page)
+
+
+def test_a_chinese_page_shows_the_verbs_that_name_it():
+    named = [(verb, CHINESE_PAGES[page]) for verb, page in PAGES.items() if page in CHINESE_PAGES]
+    assert {page for _, page in named} == {*CHINESE_PAGES.values()}
+    for verb, page in named:
         assert f"etymon {verb}" in (DOCS / f"{page}.md").read_text(encoding="utf-8"), (verb, page)
 
 

@@ -54,7 +54,7 @@ def test_every_entry_is_chinese_and_stands_once():
 
 def test_every_text_finds_its_own_entry(chinese):
     def filled(text: str) -> str:
-        return language._PLACE.sub(r"«\1»", text)
+        return language._PLACE.sub(lambda place: "7" if place[1] == "numbers" else f"«{place[1]}»", text)
 
     for context, text, translation in ENTRIES:
         assert translated(filled(text), context) == filled(translation)
@@ -297,6 +297,22 @@ def test_a_run_of_one_step_says_so(capsys, tmp_path, monkeypatch):
     )  # fmt: skip
     shown = capsys.readouterr().err
     assert "parameters: 1 step\n" in shown and "1 steps" not in shown
+
+
+def test_a_list_of_settings_is_not_taken_for_one_of_layers(chinese):
+    shape = "shape      dim 32, layers 4, heads 2"
+    assert translated(shape, "result") == "形状       dim 32, layers 4, heads 2"
+    assert translated("query stream, layers 1, 2", "result") == "查询流，第 1, 2 层"
+
+
+def test_who_remembers_is_chinese_throughout(chinese, capsys):
+    shown = run(capsys, "explain", "transformer-xl", "小河穿过村庄。船长打开了窗户。")[0]
+    assert "谁看得见谁（所有层）：行看列，其中前" in shown and "layers" not in shown
+
+
+def test_why_a_family_cannot_do_a_task_is_chinese(chinese, capsys):
+    shown = run(capsys, "tasks", "--family", "xlnet")[0]
+    assert "text2text: XLNet 不能生成文本" in shown and "cannot" not in shown and "rows" not in shown
 
 
 def test_an_exception_stays_english(chinese):

@@ -26,7 +26,7 @@ SHOWN = {
     ("misconceptions.md", "tasks"): "native",
     ("misconceptions.md", "prefix"): "rows see columns",
     ("misconceptions.md", "xlnet-tasks"): "native",
-    ("misconceptions.zh.md", "myths"): "query stream",
+    ("misconceptions.zh.md", "myths"): "查询流",
     ("misconceptions.md", "elmo"): "back reads",
     ("misconceptions.md", "bart"): "decoder reads",
 }
@@ -35,6 +35,7 @@ SHOWN = {
 @pytest.mark.parametrize("page, name", BLOCKS)
 def test_commands_show_what_the_page_says(page, name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ETYMON_LANGUAGE", "zh" if ".zh" in page else "en")
     shown = "".join(run(words, capsys) for words in commands(block(name, "sh", PAGES[page])))
     assert SHOWN[page, name] in shown
 
@@ -42,6 +43,7 @@ def test_commands_show_what_the_page_says(page, name, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize("page", ["history.md", "history.zh.md"])
 def test_the_history_is_run_and_its_pictures_are_there(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ETYMON_LANGUAGE", "zh" if ".zh" in page else "en")
     text = (DOCS / page).read_text(encoding="utf-8")
     for name in re.findall(r"<!-- run: ([\w-]+) -->", text):
         for words in commands(block(name, "sh", text)):

@@ -298,6 +298,7 @@ PYTHON_ELSEWHERE = {
     "families/bert.md": "tests/families/test_transformers.py opens such folders",
     "languages.md": "modules of the reader's own",
     "serving.md": "tests/server asks by the same client",
+    "using.zh.md": "the same",
     "sharing.md": "tests/verbs/test_push.py, with a hub of its own",
 }
 PYTHON_PAGES = {

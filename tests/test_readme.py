@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from etymon import cli
+from tests import page_world
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+CHINESE = (Path(__file__).parents[1] / "README.zh.md").read_text(encoding="utf-8")
 
 
 def block(name: str, language: str, page: str = README) -> str:
@@ -58,12 +62,55 @@ def test_demo_and_what_it_suggests(here: Path, capsys: pytest.CaptureFixture[str
         )
 
 
-def test_both_languages_have_the_same_commands() -> None:
-    chinese = (Path(__file__).parents[1] / "README.zh.md").read_text(encoding="utf-8")
+def test_both_languages_have_the_same_verbs_and_families() -> None:
     names = re.findall(r"<!-- run: (\w+) -->\n```(\w+)", README)
-    assert len(names) == 5
+    assert len(names) == 5 and names == re.findall(r"<!-- run: (\w+) -->\n```(\w+)", CHINESE)
     for name, language in names:
-        assert block(name, language, chinese) == block(name, language)
+        if language == "sh":
+            pairs = [
+                [words[:2] if words[0] in ("pretrain", "finetune", "distill") else words[:1] for words in commands(block(name, "sh", page))]
+                for page in (README, CHINESE)
+            ]  # fmt: skip
+            assert pairs[0] == pairs[1], name
+    assert block("demo", "sh", CHINESE) == block("demo", "sh")
+
+
+@pytest.mark.parametrize("name", ["own", "labels", "pairs"])
+def test_the_commands_in_chinese(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ETYMON_LANGUAGE", "zh")
+    with page_world.tiny_pocket_sizes():
+        for words in commands(block(name, "sh", CHINESE)):
+            page_world.furnish(words, "README.zh.md")
+            if "--budget" in words:
+                words[words.index("--budget") + 1] = "2steps"
+                words += "--length 32 --progress silent".split()
+                words += (
+                    ["--batch-tokens", "300", "--vocabulary", "420"]
+                    if "句对.tsv" in words
+                    else ["--batch", "4"]
+                )
+                words += ["--no-baselines"] if words[0] == "finetune" else []
+            run(words, capsys)
+    made = {"own": "v.npy", "labels": "runs/classify-bert/model", "pairs": "attention.html"}
+    assert (tmp_path / made[name]).exists()
+
+
+def test_the_python_in_chinese(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    page_world.furnish(["语料.txt"], "README.zh.md")
+    code = block("python", "python", CHINESE)
+    code = code.replace('budget="10m"', 'steps=3, batch=4, length=32, progress="silent"')
+    scope: dict[str, object] = {}
+    with page_world.tiny_pocket_sizes():
+        exec(compile(code, "README.zh.md", "exec"), scope)
+    assert len(capsys.readouterr().out.splitlines()) >= 3
+    assert type(scope["peer"]).__name__ == "GPT2LMHeadModel"
 
 
 def test_links_of_both_lead_somewhere() -> None:

@@ -59,6 +59,11 @@ OTHER_TEXTS = {
     ),
 }
 """Documents beside the user's, for objectives that ask whether a text came from another one."""
+COMMON_CHINESE = (
+    "的一是了我不人在他有这个上们来到时大地为子中你说生国年着就那和要她出也得里后自以会家可下而过天去能对小多然于心学之都好看起发"
+    "当没成只如事把还用第样道想作种开美总从无情己面最女但现前些所同日手又行意动方期它头经长儿回位分爱老因很给名法间斯知世什两次使身者"
+)
+"""Characters beside those of a Chinese sentence, from which what is drawn at random can be taken."""
 
 
 def about(objective: Any) -> str:

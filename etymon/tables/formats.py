@@ -16,7 +16,7 @@ from etymon.errors import EtymonError
 from etymon.files import atomic_write, is_deep, json_fault, json_text
 from etymon.text.charsets import MARK
 from etymon.text.reading import RECORDS, SURROGATE, Record
-from etymon.text.sources import PACKINGS, TextFiles, refuse_spreadsheet, suffix_of
+from etymon.text.sources import PACKINGS, TextFiles, refuse_office_files, suffix_of
 
 ReaderOptions = Mapping[str, Any]
 USUAL_READING: ReaderOptions = {}
@@ -75,7 +75,7 @@ def read_rows(
             "text files"
         )
     elif len(paths) == 1:
-        refuse_spreadsheet(paths[0])
+        refuse_office_files(paths[0])
         raise EtymonError(
             f"{paths[0]} has no named columns: give a {', '.join(SUFFIXES)} file, two parallel text files, "
             "or the "

@@ -187,6 +187,12 @@ class Classify(TextTask):
                 f"{decimals[0]}, not labels: for numbers, take --task regress",
                 code="labels",
             )
+        if not self.options.multi_label and MOST_DECIMALS < len(labels) == len(self.row_labels(table)):
+            raise EtymonError(
+                f"{table.description}: column {column!r} holds another label in every row, such as "
+                f"{labels[0]!r} and {labels[1]!r}: name the column of labels with --label",
+                code="labels",
+            )
         if len(labels) < (1 if self.options.multi_label else 2):
             few = f"one label only, {labels[0]!r}" if labels else "no label"
             raise EtymonError(

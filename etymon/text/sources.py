@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("etymon.text")
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods", ".et", ".numbers")
+OFFICE_DOCUMENTS = (".docx", ".doc", ".wps", ".odt", ".rtf", ".pdf", ".epub", ".pptx", ".ppt")
 STANDARD_INPUT = Path("-")
 PACKINGS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 
@@ -191,7 +192,7 @@ class TextFiles(Reading):
                 raise EtymonError(
                     "standard input has no name: say that it is txt, jsonl, csv or tsv (--format)"
                 )
-            refuse_spreadsheet(path)
+            refuse_office_files(path)
             if suffix_of(path) not in READERS:
                 raise EtymonError(
                     f"cannot read {path}: known text files are {', '.join(READERS)} (also with "
@@ -275,12 +276,16 @@ class _HashingReader(io.RawIOBase):
         return count
 
 
-def refuse_spreadsheet(path: Path | RemoteFile) -> None:
-    """Refuses what a spreadsheet program keeps for itself, with the way out."""
+def refuse_office_files(path: Path | RemoteFile) -> None:
+    """Refuses what a spreadsheet or a word processor keeps for itself, with the way out."""
     if suffix_of(path) in SPREADSHEETS:
         raise EtymonError(
             f"{path} is a spreadsheet's own file: open it there, save it as CSV (UTF-8), and give that",
             code="broken-table",
+        )
+    if suffix_of(path) in OFFICE_DOCUMENTS:
+        raise EtymonError(
+            f"{path} is a document with its layout: save it as plain text (.txt, UTF-8), and give that"
         )
 
 

@@ -104,11 +104,12 @@ def explain(options: ExplainOptions) -> Explanation:
         length = min(length, trained.positions)  # a longer text makes several samples
     # As it was trained: whole words where it learnt from whole words.
     trained_as = last_pretraining(trained.history if trained else [])
-    objective_options = override(dict(trained_as.options.get(name, {})), options.set)
+    given = [each.removeprefix("options.") for each in options.set]  # as `pretrain` has them
+    objective_options = override(dict(trained_as.options.get(name, {})), given)
     objective = get_objective(name, tokenizer, length, **objective_options)
     way = trained_as.word_way(options.words, on_note)
     _check_words(
-        objective, tokenizer, texts, way, is_asked=any(each.startswith("masking=") for each in options.set)
+        objective, tokenizer, texts, way, is_asked=any(each.startswith("masking=") for each in given)
     )
     model = trained or _new_model(family.name, kind.heads, tokenizer, length)
     teacher = None
@@ -203,7 +204,7 @@ def _load_trained(model: Any, objective: str | None) -> tuple[Model, Model | Non
 def _tokenizer(
     options: ExplainOptions, trained: Model | None, family: str, texts: Sequence[str]
 ) -> Tokenizer:
-    from etymon.explaining.descriptions import OTHER_TEXTS
+    from etymon.explaining.descriptions import COMMON_CHINESE, OTHER_TEXTS, other_texts
     from etymon.families import get_family
     from etymon.objectives.denoising import SENTINELS
     from etymon.runs.tokenizer import training_choice
@@ -218,7 +219,11 @@ def _tokenizer(
         tokenizer = tokenizer_at(options.tokenizer)
     else:
         # Twice: what occurs only once is not learnt, and a sentence is easiest to follow by its whole words.
-        sentences = [*texts, *(text for group in OTHER_TEXTS.values() for text in group)]
+        if (others := other_texts("".join(texts))) == OTHER_TEXTS["zh"]:
+            # A token that is drawn at random is to be a character then, no piece of an English word.
+            sentences = [*texts, *others, COMMON_CHINESE]
+        else:
+            sentences = [*texts, *(text for group in OTHER_TEXTS.values() for text in group)]
         # Where there are no spaces, by its characters: else a whole clause would be one token.
         learnt = [
             "".join(letters)

@@ -255,6 +255,16 @@ new: extending
 """)
 """Of every verb, the page of docs/ that shows how to use it."""
 
+CHINESE_PAGES = table("""
+pretraining: pretraining.zh
+finetuning: finetuning.zh
+comparing: comparing-families.zh
+generation: using.zh
+serving: using.zh
+evaluation: evaluation.zh
+""")
+"""Of pages that verbs name, those with a Chinese one."""
+
 OPTION_GROUPS = table("""
 Columns of the table: text second context question choices tokens source label tags entities answers
   target prefix free_text columns multi_label

@@ -9,7 +9,7 @@ import click
 
 from etymon.display import display_width, wrap
 from etymon.language import language, translated
-from etymon.verbs.help_contents import EXAMPLES, PAGES, grouped_options
+from etymon.verbs.help_contents import CHINESE_PAGES, EXAMPLES, PAGES, grouped_options
 
 
 class HelpPage(click.HelpFormatter):
@@ -83,10 +83,13 @@ class VerbCommand(click.Command):
                 with formatter.section(heading):
                     formatter.write_dl([row for row in rows if row is not None])
         if verb in PAGES:
+            page = PAGES[verb]
+            if language() == "zh":
+                page = CHINESE_PAGES.get(page, page)
             formatter.write_paragraph()
             formatter.write_text(
                 translated(
-                    f"In (brackets): what is used if you do not say otherwise. More: docs/{PAGES[verb]}.md",
+                    f"In (brackets): what is used if you do not say otherwise. More: docs/{page}.md",
                     "help",
                 )
             )

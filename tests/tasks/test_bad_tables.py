@@ -177,6 +177,17 @@ def test_a_whole_number_is_one_label_in_every_kind_of_file(
     assert task.row_labels(read_table(path)) == [("1.0",), ("0.5",)]
 
 
+def test_numbers_of_rows_are_no_labels(tmp_path: Path) -> None:
+    path, task = tmp_path / "rows.csv", get_task("classify", {}, get_family("bert"))
+    write_table(path, [{"text": "A letter.", "label": value} for value in range(40)])
+    with pytest.raises(
+        EtymonError, match=r"holds another label in every row, such as '0' and '1': .* with --label"
+    ):
+        task.labels(read_table(path))
+    write_table(path, [{"text": "A letter.", "label": value // 2} for value in range(60)])
+    assert len(task.labels(read_table(path))) == 30
+
+
 @pytest.mark.parametrize("way", ["head", "text"])
 def test_an_unknown_label_at_evaluation_is_named(way: str, tmp_path: Path, run: Run) -> None:
     task, model = begun("t5", way=way)

@@ -396,9 +396,13 @@ def test_missing_and_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         read(str(tmp_path / "*.txt"))
     with pytest.raises(EtymonError, match="no text files were given"):
         read()
-    (tmp_path / "page.pdf").write_text("x")
+    (tmp_path / "page.html").write_text("x")
     with pytest.raises(EtymonError, match=r"known text files are .txt, .md, .jsonl"):
-        read(tmp_path / "page.pdf")
+        read(tmp_path / "page.html")
+    for name in ("page.pdf", "page.docx"):
+        (tmp_path / name).write_text("x")
+        with pytest.raises(EtymonError, match="a document with its layout: save it as plain text"):
+            read(tmp_path / name)
     (tmp_path / "table.xls").write_text("x")
     with pytest.raises(EtymonError, match=r"a spreadsheet's own file: open it there, save it as CSV"):
         read(tmp_path / "table.xls")

@@ -351,6 +351,27 @@ def test_an_objective_that_came_back_in_the_last_phase_is_the_one_that_is_explai
     assert explanation.objective == "causal"
 
 
+def test_beside_chinese_no_piece_of_an_english_word_is_drawn():
+    tokens = {
+        token.text
+        for seed in range(8)
+        for reader in etymon.explain("electra", "小河穿过村庄。船长打开了窗户。", seed=seed)
+        .samples[0]
+        .readers
+        for token in reader.tokens
+        if token.kind != "special"
+    }
+    assert len(tokens) > 10 and not [token for token in tokens if re.search("[a-z]", token)]
+
+
+def test_options_may_be_written_as_pretrain_has_them():
+    first, second = (
+        as_record(etymon.explain("bert", TEXT, set=[given]))
+        for given in ("density=0.5", "options.density=0.5")
+    )
+    assert first == second
+
+
 def test_whole_words_that_nothing_shows_are_not_pretended(capsys):
     with pytest.raises(EtymonError, match="--words jieba"):
         etymon.explain("bert", "小河穿过村庄。", set=["masking=whole-words"])
