@@ -146,6 +146,10 @@ def test_table_aligns_numbers_and_refuses_ragged_rows():
     body = ReportTable(["name", "count"], [["a", 1], ["b", None]]).body()
     assert body.count('class="number"') == 3
     assert "<th>name</th>" in body
+    labels = ReportTable(["text", "label"], [["房间太小，隔音很差，再也不来了。", "差评"]]).body()
+    assert '<td class="short" dir="auto">差评</td>' in labels and labels.count("short") == 1, (
+        "names stay whole"
+    )
     assert ReportTable(["empty"], []).body().count("<th") == 2  # <thead> and one <th>
     with pytest.raises(ValueError):
         ReportTable(["a", "b"], [[1, 2], [1]]).body()

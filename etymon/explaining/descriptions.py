@@ -74,11 +74,15 @@ def about(objective: Any) -> str:
     return " ".join(words.split())
 
 
+def is_chinese(text: str) -> bool:
+    """Whether some of the text is Chinese."""
+    return any("\u4e00" <= letter <= "\u9fff" for letter in text)
+
+
 def other_texts(text: str, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Two documents in the script of the text; where the tokenizer does not know ours, the words of the text in
     other orders, or its end before its beginning."""
-    is_chinese = any("\u4e00" <= letter <= "\u9fff" for letter in text)
-    others = OTHER_TEXTS["zh" if is_chinese else "en"]
+    others = OTHER_TEXTS["zh" if is_chinese(text) else "en"]
     ids = np.concatenate([tokenizer.encode(other, quiet=True) for other in others])
     unknown = tokenizer.id("unknown")
     if unknown is None or (ids == unknown).mean() < 0.5:

@@ -67,24 +67,27 @@ class Comparison(list[Generation]):
         """The table, for a terminal."""
         cells = [[*map(translate, HEADER)]]
         for row in self.table():
-            cells.append([f"{cell:.1f}" if isinstance(cell, float) else shown(cell) for cell in row])
+            name, *numbers = row
+            figures = [f"{cell:.1f}" if isinstance(cell, float) else shown(cell) for cell in numbers]
+            cells.append([translate(str(name)), *figures])
         widths = [max(map(display_width, column)) for column in zip(*cells, strict=True)]
         for name, *rest in cells:
-            numbers = map(align_right, rest, widths[1:])
-            yield "  ".join([align_left(name, widths[0]), *numbers])
+            yield "  ".join([align_left(name, widths[0]), *map(align_right, rest, widths[1:])])
         yield from map(translate, self.notes)
 
     def sections(self) -> Iterator[Section]:
         rows = [[round(cell, 1) if isinstance(cell, float) else cell for cell in row] for row in self.table()]
-        yield ReportTable(HEADER, rows, title="Ways to decode")
+        yield ReportTable(HEADER, rows, title="Ways to decode", has_own_words=True)
         yield Paragraph("\n\n".join([HOW_TO_READ, *self.notes]), title="How to read this")
         if copied := [(way.name, way.copied) for way in self.ways if way.copied]:
-            yield ReportSamples(copied, title="The longest copies from the training text")
+            yield ReportSamples(
+                copied, title="The longest copies from the training text", has_own_labels=True
+            )
         begin, firsts = 0, []
         for way in self.ways:
             firsts.append((way.name, f"{self[begin].prompt} …{self[begin].text}"))
             begin += way.texts
-        yield ReportSamples(firsts, title="The first text of each")
+        yield ReportSamples(firsts, title="The first text of each", has_own_labels=True)
 
 
 def compare(

@@ -15,7 +15,7 @@ from etymon.files import atomic_write
 from etymon.language import translated
 from etymon.report.fonts import drawing_with
 from etymon.report.page import in_language
-from etymon.report.plots import LARGEST, bare_svg, printable
+from etymon.report.plots import LARGEST, bare_svg, printable, set_single_letters_upright
 
 # Of a token's box, by its kind.
 COLOURS = {
@@ -91,6 +91,11 @@ def _remembers(sample: Mapping[str, Any]) -> bool:
     return any(picture["keys"][0].startswith("memory ") for picture in pictures)
 
 
+def _key_name(name: str) -> str:
+    """The name of a column: a token, or a place of the memory, such as "memory -3"."""
+    return in_language(name) if name.startswith("memory -") else name
+
+
 def _plain(text: str) -> str:
     # A dollar sign would begin a formula.
     return printable(text.strip() or text).replace("$", r"\$")
@@ -132,9 +137,10 @@ def _draw_visibility(axes: Any, picture: Mapping[str, Any], columns: int) -> Non
             colour = SEEN if place in set(seen) else UNSEEN
             axes.add_patch(_square(place, row, colour))
     axes.set(xlim=(-0.6, columns - 0.4), ylim=(len(picture["queries"]) - 0.4, -0.6))
-    axes.set_xticks(range(len(names)), [_plain(name) for name in names], rotation=90)
+    axes.set_xticks(range(len(names)), [_plain(_key_name(name)) for name in names], rotation=90)
     axes.set_yticks(range(len(picture["queries"])), [_plain(name) for name in picture["queries"]])
     axes.tick_params(length=0, top=True, bottom=False, labeltop=True, labelbottom=False)
+    set_single_letters_upright(axes)
     for side in axes.spines.values():
         side.set_visible(False)
 

@@ -118,16 +118,20 @@ class ReportSamples:
 
     samples: Sequence[tuple[int | str, str]]
     title: str = "Samples"
+    has_own_labels: bool = False
+    """Whether labels are the library's, to be shown in the user's language."""
 
     def labelled(self) -> list[tuple[str, str]]:
         """Returns (label, text): steps are labelled as such."""
-        return [
-            (in_language(f"step {step:,}") if isinstance(step, int) else step, text)
-            for step, text in self.samples
-        ]
+        return [(self._label(label), text) for label, text in self.samples]
 
     def body(self) -> str:
         return render_template("samples.html", samples=self.labelled())
+
+    def _label(self, label: int | str) -> str:
+        if isinstance(label, int):
+            return in_language(f"step {label:,}")
+        return in_language(label) if self.has_own_labels else label
 
 
 @dataclass(frozen=True)
@@ -373,7 +377,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=finalize,
     )
-    environment.filters |= {"shown": shown, "own_ids": own_ids, "in_language": in_language_filter}
+    environment.filters |= {
+        "shown": shown,
+        "is_short": is_short,
+        "own_ids": own_ids,
+        "in_language": in_language_filter,
+    }
     return environment
 
 
@@ -382,6 +391,12 @@ def as_html(text: str) -> Any:
     from markupsafe import Markup
 
     return Markup(text)
+
+
+def is_short(text: str) -> bool:
+    """Whether a cell of a table is a name, such as a label, that is not to be broken: Chinese ones break
+    anywhere."""
+    return display_width(text) <= 12
 
 
 def shown(value: Cell) -> str:

@@ -224,6 +224,13 @@ TITLE_CELLS = 10
 """Cells of a title that fit into an inch of a picture."""
 
 
+def set_single_letters_upright(axes: Axes) -> None:
+    """Turns names of columns back that are one character, as Chinese tokens are."""
+    for label in axes.get_xticklabels():
+        if len(label.get_text()) == 1:
+            label.set_rotation(0)
+
+
 def attention_picture(
     path: str | PathLike[str], attention: AttentionMap, layer: int | None, head: int | None
 ) -> None:
@@ -266,6 +273,7 @@ def _draw_attention(
         axes = figure.add_subplot()
         image = axes.imshow(weights_QT, cmap="Blues", vmin=0, aspect="auto")
         axes.set_xticks(range(columns), keys, rotation=90)
+        set_single_letters_upright(axes)
         axes.set_yticks(range(rows), queries)
         # Above the whole figure, which may be narrower than the title.
         figure.suptitle("\n".join(wrap(title, int(width * TITLE_CELLS))))

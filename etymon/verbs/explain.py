@@ -204,7 +204,7 @@ def _load_trained(model: Any, objective: str | None) -> tuple[Model, Model | Non
 def _tokenizer(
     options: ExplainOptions, trained: Model | None, family: str, texts: Sequence[str]
 ) -> Tokenizer:
-    from etymon.explaining.descriptions import COMMON_CHINESE, OTHER_TEXTS, other_texts
+    from etymon.explaining.descriptions import COMMON_CHINESE, OTHER_TEXTS, is_chinese
     from etymon.families import get_family
     from etymon.objectives.denoising import SENTINELS
     from etymon.runs.tokenizer import training_choice
@@ -219,9 +219,9 @@ def _tokenizer(
         tokenizer = tokenizer_at(options.tokenizer)
     else:
         # Twice: what occurs only once is not learnt, and a sentence is easiest to follow by its whole words.
-        if (others := other_texts("".join(texts))) == OTHER_TEXTS["zh"]:
+        if is_chinese("".join(texts)):
             # A token that is drawn at random is to be a character then, no piece of an English word.
-            sentences = [*texts, *others, COMMON_CHINESE]
+            sentences = [*texts, *OTHER_TEXTS["zh"], COMMON_CHINESE]
         else:
             sentences = [*texts, *(text for group in OTHER_TEXTS.values() for text in group)]
         # Where there are no spaces, by its characters: else a whole clause would be one token.

@@ -364,6 +364,16 @@ def test_beside_chinese_no_piece_of_an_english_word_is_drawn():
     assert len(tokens) > 10 and not [token for token in tokens if re.search("[a-z]", token)]
 
 
+def test_a_picture_in_chinese_says_memory_and_keeps_characters_upright(tmp_path, monkeypatch):
+    monkeypatch.setenv("ETYMON_LANGUAGE", "zh")
+    out = tmp_path / "page.svg"
+    etymon.explain("transformer-xl", "小河穿过村庄。船长打开了窗户。", out=out)
+    picture = out.read_text(encoding="utf-8")
+    assert "记忆 -8" in picture and "memory" not in picture
+    columns = re.findall(r"rotate\(-90[^>]*>([^<]+)</text>", picture)
+    assert columns and all(len(name) > 1 for name in columns)
+
+
 def test_options_may_be_written_as_pretrain_has_them():
     first, second = (
         as_record(etymon.explain("bert", TEXT, set=[given]))

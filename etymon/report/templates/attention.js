@@ -64,9 +64,11 @@ function draw(marked) {
   map.keys.forEach((name, k) => {
     context.save();
     context.translate(left + (k + .5) * cell, top - 6);
-    context.rotate(-Math.PI / 2);
+    const upright = [...name].length === 1;  // a Chinese character
+    if (upright) context.translate(0, -8);
+    else context.rotate(-Math.PI / 2);
     context.fillStyle = style(marked && marked[1] === k ? "--series-2" : "--ink");
-    context.textAlign = "left";
+    context.textAlign = upright ? "center" : "left";
     context.fillText(name, 0, 0, 160);
     context.restore();
   });

@@ -91,9 +91,11 @@ function picture(map, marked) {
   map.keys.forEach((name, k) => {
     context.save();
     context.translate(left + (k + .5) * cell, top - 5);
-    context.rotate(-Math.PI / 2);
+    const upright = [...name].length === 1;  // a Chinese character
+    if (upright) context.translate(0, -8);
+    else context.rotate(-Math.PI / 2);
     context.fillStyle = style("--ink");
-    context.textAlign = "left";
+    context.textAlign = upright ? "center" : "left";
     context.fillText(name, 0, 0, 140);
     context.restore();
   });
