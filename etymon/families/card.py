@@ -226,6 +226,10 @@ def _format(value: Any) -> str:
         return f"{value:.5g}"
     if isinstance(value, list | tuple):
         return ", ".join(map(_format, value))
+    if isinstance(value, Mapping):
+        # What is empty was not asked for.
+        parts = {name: part for name, part in value.items() if part is not None and part != []}
+        return "; ".join(f"{str(name).replace('_', ' ')} {_format(part)}" for name, part in parts.items())
     return "none" if value is None else str(value)
 
 

@@ -64,6 +64,12 @@ def test_a_full_card(model: Model) -> None:
         assert piece in text, piece
 
 
+def test_settings_inside_of_settings_are_written_as_people_write(model: Model) -> None:
+    optimiser = {"name": "muon", "betas": [0.9, 0.95], "weight_decay": 0.1, "ema": None, "frozen": []}
+    text = full(model, ENTRY | {"training": {"optimiser": optimiser}})
+    assert "| optimiser | name muon; betas 0.9, 0.95; weight decay 0.1 |" in text
+
+
 def test_what_is_not_known_is_said_to_be_missing(model: Model) -> None:
     text = model_card(model, SHAPE, None, [], "")
     assert set(front_matter(text)) == {"library_name", "tags", "license", "pipeline_tag"}
