@@ -304,8 +304,8 @@ def cached_view(rule: Rule, batch: Batch, past: tuple[int, ...], fixed: bool = F
 
 
 STORED_KEYS = 256
-"""Keys of a row up to which training in half precision keeps the weights of attention. PyTorch's fused kernel takes 2.4
-times as long with 64 keys, twice as long with 256 (docs/lab-notes.md); longer rows would cost memory."""
+"""Keys of a row up to which training in half precision keeps the weights of attention. PyTorch's fused kernel
+takes 2.4 times as long with 64 keys, twice as long with 256 (docs/lab-notes.md); longer rows cost memory."""
 
 
 def attend(
