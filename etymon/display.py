@@ -64,7 +64,8 @@ def split_at(text: str, width: int) -> tuple[str, str]:
 _CLOSING, _OPENING = "，。、；：？！）】》」』”’％…,.;:?!)]}", "（【《「『“‘([{"
 _WIDE = "\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60\u3000-\u303f\U00020000-\U0003ffff"
 _UNIT = re.compile(
-    rf"\s+|[{re.escape(_OPENING)}]*(?:[{_WIDE}]|[^\s{_WIDE}{re.escape(_OPENING)}]+|.)(?:(?!\.\w)[{re.escape(_CLOSING)}])*"
+    rf"\s+|[{re.escape(_OPENING)}]*(?:[{_WIDE}]|[^\s{_WIDE}{re.escape(_OPENING)}]+|.)"
+    rf"(?:(?!\.\w)[{re.escape(_CLOSING)}])*"
 )
 
 

@@ -10,8 +10,8 @@ texts with places to fill:
 
 "runs/a holds a run already: ..." fits that entry, and what stands at {folder} is kept. A place whose name
 begins with `message` holds a text that is looked up in turn, and one that begins with `help` a text of
---help; `numbers` holds no letters. What has no entry stays in English, so a message needs none. Files that programs read (run.yaml, JSON,
-metrics) and the texts of exceptions are never translated.
+--help; `numbers` holds no letters. What has no entry stays in English, so a message needs none. Files that
+programs read (run.yaml, JSON, metrics) and the texts of exceptions are never translated.
 """
 
 from __future__ import annotations

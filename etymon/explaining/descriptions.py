@@ -80,8 +80,8 @@ def is_chinese(text: str) -> bool:
 
 
 def other_texts(text: str, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Two documents in the script of the text; where the tokenizer does not know ours, the words of the text in
-    other orders, or its end before its beginning."""
+    """Two documents in the script of the text; where the tokenizer does not know ours, the words of the text
+    in other orders, or its end before its beginning."""
     others = OTHER_TEXTS["zh" if is_chinese(text) else "en"]
     ids = np.concatenate([tokenizer.encode(other, quiet=True) for other in others])
     unknown = tokenizer.id("unknown")

@@ -29,8 +29,8 @@ LONGEST = 512
 TIE = 2e-4
 """Of the largest answer: outputs that are closer are one, since rounding alone may turn them round."""
 FEW_PLACES = 100
-"""A model that answers once a row, as classifiers do, has fewer. There one choice is more than a limit of agreement
-allows, even one between outputs that are almost the same: what is lost holds them."""
+"""A model that answers once a row, as classifiers do, has fewer. There one choice is more than a limit of
+agreement allows, even one between outputs that are almost the same: what is lost holds them."""
 TINY = 1e-30
 # Both scripts, so that a tokenizer of either has words and pieces of them to show.
 TEXTS = (

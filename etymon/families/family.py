@@ -253,8 +253,8 @@ class Family:
         return {"cutoffs": tuple(cut for cut in shape["cutoffs"] if cut < tokenizer.size)}
 
     def recipe_for(self, size: str | None, name: str | None = None) -> Recipe:
-        """The recipe of that name for a size, or (None) the one that the size is trained by: the published one,
-        not that of a pocket size, for a shape without a name."""
+        """The recipe of that name for a size, or (None) the one that the size is trained by: the published
+        one, not that of a pocket size, for a shape without a name."""
         usual = self.size_recipes.get(size or "", self.recipe)
         named: dict[str, Recipe] = {recipe.name: recipe for recipe in (*self._all_recipes, usual)}
         if name is not None and name not in named:

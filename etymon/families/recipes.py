@@ -12,8 +12,8 @@ from etymon.settings.training import Hyperparameters, PhaseFile, RecipeName
 
 @dataclass(frozen=True)
 class Recipe(Hyperparameters):
-    """A way to train, as values: those of the settings that a run leaves open. The published one, as far as it
-    carries over to any size, unless it has another `name`."""
+    """A way to train, as values: those of the settings that a run leaves open. The published one, as far as
+    it carries over to any size, unless it has another `name`."""
 
     name: RecipeName = "published"
     why: str = ""

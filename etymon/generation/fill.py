@@ -28,7 +28,7 @@ from etymon.settings.decoding import DecodingSettings
 from etymon.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from etymon.report.page import Cell
+    from etymon.report.cells import Cell
 
 MARKERS = r"\[MASK\]|<mask>|<extra_id_\d+>|_{3,}|＿{2,}"
 SPAN_TOKENS = 10

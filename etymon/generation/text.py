@@ -22,7 +22,7 @@ OnText = Callable[[int, int, str], None]
 
 
 if TYPE_CHECKING:
-    from etymon.report.page import Cell
+    from etymon.report.cells import Cell
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ class Dropout(nn.Module):
 
 
 class StoredAttention(torch.autograd.Function):
-    """Scaled dot-product attention that keeps its weights for the way back, on the CPU, with dropout on them or
-    without; `mask` is boolean or a bias to add.
+    """Scaled dot-product attention that keeps its weights for the way back, on the CPU, with dropout on them
+    or without; `mask` is boolean or a bias to add.
 
     PyTorch's fused kernels have no dropout on a processor, and its general path keeps three arrays of `[R,
     H, Q, T]` for the way back; this keeps the weights, and a byte an element for what was dropped.

@@ -1,8 +1,8 @@
 """What an objective is: what is hidden from the model, what it predicts, and how that is scored.
 
-A new objective is a class, in a plugin (docs/extending.md) or here with a line in `registry.OBJECTIVES`. It has
-a `name`, the `heads` that it needs, the capabilities that it `requires` of a family, the class of
-its `Options`, `__init__(tokenizer, length, options)`, and four methods that run one after the other:
+A new objective is a class, in a plugin (docs/extending.md) or here with a line in `registry.OBJECTIVES`. It
+has a `name`, the `heads` that it needs, the capabilities that it `requires` of a family, the class of its
+`Options`, `__init__(tokenizer, length, options)`, and four methods that run one after the other:
 
 1. `plan(split, seed, epoch)`: a table with a row for every sample of the epoch (`etymon.sampling.plans` has
    the usual ones).

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from etymon.display import cut
+from etymon.report.cells import as_html
 from etymon.report.fonts import drawing_with
-from etymon.report.page import as_html, in_language, render_template
+from etymon.report.page import in_language, render_template
 from etymon.report.plots import _GRID, _INK, _MUTED, _SERIES, _SETTINGS, _literal, bare_svg
 
 LABEL_CELLS = 36

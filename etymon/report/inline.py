@@ -90,7 +90,8 @@ def render_inline(sections: Sequence[Section]) -> str:
 
 def text_of(section: Section) -> str:
     """What a section says, as text: rows in columns; of a picture, its caption."""
-    from etymon.report.page import Figures, ReportSamples, ReportTable, shown
+    from etymon.report.cells import shown
+    from etymon.report.page import Figures, ReportSamples, ReportTable
 
     if isinstance(section, Figures):
         rows: Sequence[Sequence[Any]] = list(section.values.items())
@@ -142,7 +143,8 @@ class Picture:
     caption: str = ""
 
     def body(self) -> str:
-        from etymon.report.page import as_html, render_template
+        from etymon.report.cells import as_html
+        from etymon.report.page import render_template
 
         drawing = as_html(self.svg.removeprefix("<svg"))
         return render_template("curve.html", drawing=drawing, label=self.title, caption=self.caption)
@@ -212,6 +214,7 @@ def live_curve(series: Mapping[str, Points], y_label: str, last_step: int | None
 
 def live_html(lines: Sequence[str], curve: str) -> str:
     """The lines of a live display above its curve."""
-    from etymon.report.page import as_html, render_template
+    from etymon.report.cells import as_html
+    from etymon.report.page import render_template
 
     return render_template("live.html", lines=lines, curve=as_html(curve))

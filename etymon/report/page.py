@@ -25,12 +25,12 @@ import numpy as np
 from etymon.display import cut, display_width
 from etymon.files import atomic_write
 from etymon.language import language, translated
+from etymon.report.cells import Cell, as_html, is_short, shown
 from etymon.report.plots import AttentionMap, Points, loss_curve, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-Cell = str | float | None
 NO_LABEL = "(no label)"
 MOST_ERRORS = 20
 # Width of what is shown of a text in a table, and of a label's name beside the confusion matrix, in cells.
@@ -384,27 +384,3 @@ def _environment() -> Environment:
         "in_language": in_language_filter,
     }
     return environment
-
-
-def as_html(text: str) -> Any:
-    """Text that a template takes over as it is."""
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
-def is_short(text: str) -> bool:
-    """Whether a cell of a table is a name, such as a label, that is not to be broken: Chinese ones break
-    anywhere."""
-    return display_width(text) <= 12
-
-
-def shown(value: Cell) -> str:
-    """A number with four digits (or all those before the point); text as it is; nothing as a dash."""
-    if value is None:
-        return "–"
-    if isinstance(value, str | bool):
-        return str(value)
-    if isinstance(value, int) or value == 0 or 1000 <= abs(value) < 1e15:
-        return f"{value:,.0f}"
-    return f"{value:.4g}" if 1e-4 <= abs(value) < 1000 else f"{value:.3e}"

@@ -60,8 +60,8 @@ class ModelPlan:
     """Fields of the shape that only a tokenizer or a teacher decides."""
 
     def choices(self, file: CommonFile) -> dict[str, Any]:
-        """What a run's file is to say of the recipe, so that the run goes on as it began whatever the recipe of
-        that name is by then."""
+        """What a run's file is to say of the recipe, so that the run goes on as it began whatever the recipe
+        of that name is by then."""
         # A model to go on from has its shape.
         shape = file.shape if file.start is not None else {**self.recipe.shape, **file.shape}
         return {"recipe": self.recipe.name, "shape": shape}

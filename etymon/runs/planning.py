@@ -1,7 +1,7 @@
 """A run on paper: what it would take of memory, operations and time on given devices, before it costs anything.
 
-Memory and operations are counted (`runs/memory.py`). Time is the operations by the devices' peak and the share
-of it that is reached, which is measured on a processor and assumed elsewhere.
+Memory and operations are counted (`runs/memory.py`). Time is the operations by the devices' peak and the
+share of it that is reached, which is measured on a processor and assumed elsewhere.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ NOISES = {
     "bert": Corruption(cut="tokens", show="mask a token", random_share=0.1),
     "mass": MASKING,
     "deshuffling": Corruption(order="shuffle"),
-    # UL2 (Tay et al. 2022, table 1): short spans and few (R), the end of the text (S), long spans or many (X).
-    # Its tokens that tell a sample's kind are left out.
+    # UL2 (Tay et al. 2022, table 1): short spans and few (R), the end of the text (S), long spans or many
+    # (X). Its tokens that tell a sample's kind are left out.
     "ul2": DenoiserMixture(
         "sentinels",
         cut="spans",

@@ -68,8 +68,8 @@ class DecodingSettings:
         name="choice",
     )
     beams: int = option(1, "number of beams to search with", ge=1, le=10_000)
-    # A beam's score is its log-probability divided by (offset + length) / (offset + 1) to this power. With an offset of 5,
-    # that is the penalty of Wu et al. 2016 and of the Transformer.
+    # A beam's score is its log-probability divided by (offset + length) / (offset + 1) to this power. With
+    # an offset of 5, that is the penalty of Wu et al. 2016 and of the Transformer.
     length_penalty: float = option(
         1.0, "beams: above 0 favours long texts, below 0 short ones", ge=-MOST_PENALTY, le=MOST_PENALTY
     )

@@ -18,7 +18,7 @@ from etymon.tasks.text2text import Text2Text
 from etymon.text.sentences import sentence_starts
 
 if TYPE_CHECKING:
-    from etymon.report.page import Cell
+    from etymon.report.cells import Cell
 
 PUBLISHED = "task_specific_params"
 """Where a published configuration keeps the prefixes of T5's tasks."""

@@ -40,18 +40,30 @@ EAST_ASIAN: dict[str, list[tuple[str, int, float]]] = {
     "gb18030": [("[\xb0-\xd7][\xa1-\xfe]", 3755, 0.85), ("[\xa1-\xa3][\xa1-\xfe]", 280, 0.13)],
     "big5": [("[\xa4-\xc6].", 5401, 0.85), ("[\xa1-\xa3].", 400, 0.13)],
     "cp949": [("[\xb0-\xc8][\xa1-\xfe]", 2350, 0.9), ("[\xa1-\xa3][\xa1-\xfe]", 280, 0.08)],
-    "cp932": [("\x82[\x9f-\xf1]", 83, 0.4), ("\x83[\x40-\x96]", 86, 0.15), ("[\x88-\x97].", 2965, 0.33), ("[\x81\x82].", 240, 0.1)],
-    "euc_jp": [("\xa4.", 83, 0.4), ("\xa5.", 86, 0.15), ("[\xb0-\xcf].", 2965, 0.33), ("[\xa1\xa3].", 190, 0.1)],
-}  # fmt: skip
+    "cp932": [
+        ("\x82[\x9f-\xf1]", 83, 0.4),
+        ("\x83[\x40-\x96]", 86, 0.15),
+        ("[\x88-\x97].", 2965, 0.33),
+        ("[\x81\x82].", 240, 0.1),
+    ],
+    "euc_jp": [
+        ("\xa4.", 83, 0.4),
+        ("\xa5.", 86, 0.15),
+        ("[\xb0-\xcf].", 2965, 0.33),
+        ("[\xa1\xa3].", 190, 0.1),
+    ],
+}
 """By encoding, the bytes of common characters (of level 1 of its standard, kana, punctuation), how many there
 are, and their share of a usual text."""
 RARE = math.log(0.02 / 15000)
 """The logarithm of a rare character's probability: the rest of the usual text among what else there is."""
 CONVINCING = -9.0
-"""Of the average character, from which on bytes are text of such an encoding whatever else they may be. Reviews
-and messages are above -8.9; what reads so of Russian, Thai or Polish in their old encodings is below -9.1."""
+"""Of the average character, from which on bytes are text of such an encoding whatever else they may be.
+Reviews and messages are above -8.9; what reads so of Russian, Thai or Polish in their old encodings is below
+-9.1."""
 FEW = 20
-"""Characters that are too few to be convincing: some Russian words in KOI8-R are common Chinese characters."""
+"""Characters that are too few to be convincing: some Russian words in KOI8-R are common Chinese
+characters."""
 WESTERN = "cp1252"
 """What a text of Latin letters is taken for: Latin-1 with quotation marks, dashes and the euro sign."""
 
@@ -177,9 +189,9 @@ class LikelyEncoding(NamedTuple):
 
 
 def _guess_east_asian(data: bytes) -> LikelyEncoding | None:
-    """The most probable of the East Asian encodings that bytes are text in, by how common their characters are
-    there. charset-normalizer takes many short texts for another of them (half of the Korean ones of eight
-    characters), and one Chinese text in three hundred for none, however long."""
+    """The most probable of the East Asian encodings that bytes are text in, by how common their characters
+    are there. charset-normalizer takes many short texts for another of them (half of the Korean ones of
+    eight characters), and one Chinese text in three hundred for none, however long."""
     ranked = []
     for encoding, common in EAST_ASIAN.items():
         if not _decodes(data, encoding):
@@ -299,8 +311,8 @@ def _failure(name: str, encoding: str, error: UnicodeDecodeError, fed: int, line
 
 
 def _excerpt(data: bytes, encoding: str) -> str:
-    """The beginning of a text, in quotes; of one that begins with a long run of ASCII, such as the fields of a
-    record, where other letters begin: these show whether it is decoded rightly."""
+    """The beginning of a text, in quotes; of one that begins with a long run of ASCII, such as the fields of
+    a record, where other letters begin: these show whether it is decoded rightly."""
     text = data[:SAMPLE].decode(encoding, "replace").removeprefix("\ufeff")
     first = next((place for place, letter in enumerate(text) if letter > "\x7f"), 0)
     start = max(0, first - EXCERPT // 4) if first > EXCERPT // 2 else 0

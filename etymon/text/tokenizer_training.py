@@ -230,8 +230,8 @@ class _Job:
     def sentencepiece_alphabet(
         self, learner: tokenizers.Tokenizer, also: str = ""
     ) -> tuple[list[str], list[str]]:
-        """As `alphabet`, for about half of the vocabulary. Of a text or script with more characters, bytes are
-        for the others if there is room: 4 MB of Chinese left 0.15% of tokens unknown, 0.3 MB 0.63%."""
+        """As `alphabet`, for about half of the vocabulary. Of a text or script with more characters, bytes
+        are for the others if there is room: 4 MB of Chinese left 0.15% of tokens unknown, 0.3 MB 0.63%."""
         letters, rest = self.alphabet(learner, 2, also=also)
         has_others = rest or self.counts.share(is_of_thousands) >= MOSTLY_SPACELESS
         if has_others and self.room >= ROOM_FOR_BYTES:
@@ -377,7 +377,8 @@ def _hurry(trainer: trainers.UnigramTrainer, seeds: int) -> None:
 
     Words of a text with spaces are few and short. Without spaces every run is one, and the trainer, which
     walks a trie of bytes from each of its characters, needed 30 times BPE's seconds for 4 MB of Chinese and
-    8,000 tokens. So it needs 2.5 times as many; held-out text has 1% fewer tokens, its likelihood is 0.3% lower.
+    8,000 tokens. So it needs 2.5 times as many; held-out text has 1% fewer tokens, its likelihood is 0.3%
+    lower.
     """
     # The trainer takes these only as a part of its state: its constructor does not name them.
     state = json.loads(trainer.__getstate__())

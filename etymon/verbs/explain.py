@@ -108,9 +108,8 @@ def explain(options: ExplainOptions) -> Explanation:
     objective_options = override(dict(trained_as.options.get(name, {})), given)
     objective = get_objective(name, tokenizer, length, **objective_options)
     way = trained_as.word_way(options.words, on_note)
-    _check_words(
-        objective, tokenizer, texts, way, is_asked=any(each.startswith("masking=") for each in given)
-    )
+    is_asked = any(each.startswith("masking=") for each in given)
+    _check_words(objective, tokenizer, texts, way, is_asked=is_asked)
     model = trained or _new_model(family.name, kind.heads, tokenizer, length)
     teacher = None
     if kind.needs_teacher:
@@ -218,12 +217,11 @@ def _tokenizer(
     if options.tokenizer is not None:
         tokenizer = tokenizer_at(options.tokenizer)
     else:
-        # Twice: what occurs only once is not learnt, and a sentence is easiest to follow by its whole words.
-        if is_chinese("".join(texts)):
-            # A token that is drawn at random is to be a character then, no piece of an English word.
-            sentences = [*texts, *OTHER_TEXTS["zh"], COMMON_CHINESE]
-        else:
-            sentences = [*texts, *(text for group in OTHER_TEXTS.values() for text in group)]
+        # Twice: what occurs only once is not learnt, and a sentence is easiest to follow by its whole words. In
+        # Chinese, a token that is drawn at random is to be a character, no piece of an English word.
+        is_zh = is_chinese("".join(texts))
+        groups = (OTHER_TEXTS["zh"], (COMMON_CHINESE,)) if is_zh else OTHER_TEXTS.values()
+        sentences = [*texts, *(text for group in groups for text in group)]
         # Where there are no spaces, by its characters: else a whole clause would be one token.
         learnt = [
             "".join(letters)

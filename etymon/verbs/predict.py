@@ -26,7 +26,7 @@ from etymon.verbs.terminal import print_json, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from etymon.report.page import Cell
+    from etymon.report.cells import Cell
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from etymon.verbs.terminal import print_json, result_text, say
 from etymon.verbs.verb import verb
 
 if TYPE_CHECKING:
-    from etymon.report.page import Cell
+    from etymon.report.cells import Cell
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ def names_in_pickle(path: Path) -> list[str]:
         if zipfile.is_zipfile(path):
             return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
         with path.open("rb") as file:
-            # Before torch 1.6 the object comes fourth: behind a magic number, a version and the system's sizes.
+            # Before torch 1.6 the object comes fourth: behind a magic number, a version and the system's
+            # sizes.
             codes = [code for _ in range(4) for code in pickletools.genops(file)]
         return [str(name).replace(" ", ".") for code, name, _ in codes if code.name == "GLOBAL"]
     except Exception:  # damaged, which is found and said when it is opened
