@@ -287,6 +287,9 @@ class TaskValidator:
         table, examples, beams = self.rows.table, self.rows.validation, self.job.file.beams
         if table is None or examples is None:
             return Evaluation()
+        if self.scored and self.task.writes_text and len(table) > len(self.few):
+            # Minutes, for thousands of rows.
+            self.job.note(f"writing the answers of all {len(table):,} validation rows")
         figures, answers = self._answer(examples, table, World(), DecodingSettings(beams=beams))
         if not self.scored:
             return Evaluation(figures)

@@ -129,6 +129,19 @@ def test_the_best_model_is_kept_and_patience_ends_a_run(
     assert again.steps == 8
 
 
+def test_a_run_says_when_it_writes_the_answers_of_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from etymon.runs import validation
+
+    told = r"writing the answers of all [\d,]+ validation rows"
+    finetune("t5", tmp_path / "few", steps=2, metric=["exact"], hold_out=0.2, progress="plain")
+    assert not re.search(told, capsys.readouterr().err), "the run has answered them all before"
+    monkeypatch.setattr(validation, "FEW_ROWS", 2)
+    finetune("t5", tmp_path / "many", steps=2, metric=["exact"], hold_out=0.2, progress="plain")
+    assert re.search(told, capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(("error", "kept"), [(2.0, 6), (0.5, 4)])
 def test_the_last_model_is_kept_where_the_best_is_better_by_luck(
     error: float, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
