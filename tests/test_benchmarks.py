@@ -102,7 +102,7 @@ def real_results() -> dict[str, float]:
 
 def test_every_module_is_tried_here() -> None:
     modules = {path.stem for path in FOLDER.glob("*.py")} - PARTS
-    assert modules == {name.replace("-", "_") for name in COMPARISONS} | {*EXPERIMENTS, "panel"}
+    assert modules == {name.replace("-", "_") for name in COMPARISONS} | {*EXPERIMENTS, "panel", "widths"}
     assert list(COMPARISONS) == list(import_module("benchmarks.__main__").BENCHMARKS)
 
 
@@ -147,6 +147,20 @@ def test_the_panel_measures_every_cell_once_and_again_when_the_recipe_has_change
     usual = module.conditions
     monkeypatch.setattr(module, "conditions", lambda family: {**usual(family), "recipe": {"clip": 0.5}})
     assert not cells[0].result()
+
+
+def test_narrower_models_are_measured_once(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("benchmarks.widths")
+    module.main([])
+    kept = json.loads((results / "widths.json").read_text(encoding="utf-8"))
+    assert set(kept) == {f"{arm}-0" for arm in module.ARMS}
+    assert kept["bert-128x4-0"]["masked"] > 0 and kept["gptj-128x2-0"]["bits_per_byte"] > 0
+    assert {f"{task} {start}" for task in module.TASKS for start in ("new", "pretrained")} < set(
+        kept["bert-128x4-0"]
+    )
+    monkeypatch.setattr(module, "RUNS", results / "elsewhere")
+    module.main([])
+    assert not (results / "elsewhere").exists(), "a figure outlives its run"
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
