@@ -203,11 +203,13 @@ def test_a_cut_connection_loses_nothing_that_was_finished(
         ("nowhere://a/b.txt", "Protocol not known: nowhere"),
         ("memory://corpus/none.txt", "there is no such file"),
         ("memory://corpus/none/*.txt", "no text files at memory://corpus/none/"),
-        ("memory://corpus/a.pdf", "known text files are .txt"),
+        ("memory://corpus/a.pdf", "save it as plain text"),
+        ("memory://corpus/a.bin", "known text files are .txt"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(memory: Any, url: str, reason: str) -> None:
-    memory.pipe("/corpus/a.pdf", b"x")
+    for name in ("a.pdf", "a.bin"):
+        memory.pipe(f"/corpus/{name}", b"x")
     with pytest.raises(EtymonError, match=reason) as error:
         list(TextFiles([url]).documents())
     assert "\n" not in str(error.value)

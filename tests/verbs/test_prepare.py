@@ -166,7 +166,7 @@ def test_a_new_run_reads_its_text_twice_and_says_how_far(
     file = assemble(RunFile, {"family": "gpt2", "data": [str(place / "a.txt")]})
     for reads in (2, 2):  # for the tokenizer and for the store; the second time for neither
         tokenizer = build_tokenizer(
-            tmp_path, file, get_family("gpt2"), source, 300, is_kept=False, note=notes.append
+            tmp_path, file, get_family("gpt2"), source, 300, sentinels=0, is_kept=False, note=notes.append
         )
         text_stores.encode_text(tmp_path / "store", source, tokenizer, 0.05, 0, notes.append)
         assert len(opened) == reads

@@ -108,5 +108,5 @@ def test_the_section_is_chinese_where_messages_are(tmp_path: Path, monkeypatch: 
     result = pretrain("electra", tmp_path / "run", steps=1, data=text)
     page = (result.folder / "report.html").read_text(encoding="utf-8")
     assert not english_headings(page)
-    shown = section(result.folder, "提了什么问题，模型怎样回答")
+    shown = section(result.folder, "要预测什么，模型怎样回答")
     assert "判别器" in shown and "the model" not in shown and "likely" not in shown

@@ -63,7 +63,7 @@ def test_each_phase_trains_and_is_judged_by_its_own(phased: Pretrained) -> None:
     assert (phased.folder / "store-2" / "store.json").is_file() and not (phased.folder / "store-1").exists()
     assert phased.model.head_names == {"vocabulary", "next_sentence"}
     (history,) = phased.model.history
-    assert history["objective"] == "masked, then masked-next-sentence"
+    assert history["objective"] == "masked, then masked-next-sentence, then masked"
     # Figures of different phases are not compared: the best checkpoint is one of the last phase.
     state, _ = read_state(RunFolder(phased.folder).checkpoint(12))
     assert state.best_step == 12 and state.best == phased.metrics["bits_per_target"]
