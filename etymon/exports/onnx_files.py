@@ -64,9 +64,10 @@ def quietly() -> Iterator[None]:
                 logging.getLogger(name).setLevel(level)
 
 
-def merge_decoders(first: Path, later: Path, merged: Path) -> None:
+def merge_decoders(first: Path, later: Path, merged: Path, *, free_caches: bool = False) -> None:
     """One file of two decoders that share their weights: `use_cache_branch` says which of them runs. Both
-    files are removed."""
+    files are removed. With `free_caches`, the file takes past keys and values of any heads and width, which
+    the first branch does not read."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -112,6 +113,10 @@ def merge_decoders(first: Path, later: Path, merged: Path) -> None:
     choice = helper.make_node("If", ["use_cache_branch"], names, then_branch=bodies[1], else_branch=bodies[0])
     outputs = [_renamed_value(types[name], name) for name in names]
     graph = helper.make_graph([choice], "merged", [*models[1].graph.input, flag], outputs, initializers)
+    for value in graph.input:
+        if free_caches and value.name.startswith("past_key_values."):
+            axes = value.type.tensor_type.shape.dim
+            axes[1].dim_param, axes[3].dim_param = "cache_heads", "cache_width"
     opsets = {entry.domain: entry for model in models for entry in model.opset_import}
     whole = helper.make_model(graph, opset_imports=list(opsets.values()), ir_version=models[0].ir_version)
     whole.functions.extend(models[0].functions)

@@ -176,7 +176,12 @@ def _write_encoder_decoder(model: Model, files: Path, quantization: str) -> None
         trace_onnx(program, inputs, shapes, program.input_names, program.output_names, path)
     # Rounded first: equal weights of the two are then still equal, and are stored once.
     first, later = (round_file(path, quantization) for path in paths)
-    merge_decoders(first, later, files / first.name.replace("decoder_model", "decoder_model_merged"))
+    # Optimum begins with empty caches of the encoder's heads, each of width dim / heads. A T5 may have wider
+    # heads, a BART other ones in its decoder: ONNX Runtime would refuse such caches where sizes are fixed.
+    guess = model.shape.heads, model.shape.dim // model.shape.heads
+    other = any(sizes != guess for sizes in (*program.own_sizes, *program.cross_sizes))
+    merged = files / first.name.replace("decoder_model", "decoder_model_merged")
+    merge_decoders(first, later, merged, free_caches=other)
 
 
 class OnnxRunner:
@@ -305,7 +310,12 @@ def _run(session: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _empty_caches(session: Any, rows: int) -> dict[str, np.ndarray]:
     """Keys and values of no tokens, as every decode begins."""
     values = [value for value in session.get_inputs() if "past_key" in value.name]
-    return {value.name: np.zeros((rows, value.shape[1], 0, value.shape[3]), np.float32) for value in values}
+    # Free sizes have names; the branch that is given such caches does not read them, so 1 will do.
+    sizes = {
+        value.name: [size if isinstance(size, int) else 1 for size in (value.shape[1], value.shape[3])]
+        for value in values
+    }
+    return {name: np.zeros((rows, heads, 0, width), np.float32) for name, (heads, width) in sizes.items()}
 
 
 def _next_inputs(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

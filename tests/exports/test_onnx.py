@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from transformers import AutoConfig, AutoTokenizer
 
 import etymon
 from etymon.exports.onnx_target import OnnxRunner
@@ -141,6 +142,51 @@ def test_the_first_branch_does_not_read_the_past(exported):
     assert np.array_equal(*logits)
 
 
+def greedy_behind_an_encoder(files, source, start, steps, heads, width):
+    """As Optimum decodes: caches of no tokens at first, of the sizes that it takes from the configuration; the
+    source's keys are those of the first call."""
+    encoder, decoder = (
+        session_of(files / name) for name in ("encoder_model.onnx", "decoder_model_merged.onnx")
+    )
+    mask = np.ones_like(source)
+    memory = encoder.run(["last_hidden_state"], {"input_ids": source, "attention_mask": mask})[0]
+    given = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
+    past = [name for name in names(decoder.get_inputs()) if name.startswith("past")]
+    caches = dict.fromkeys(past, np.zeros((1, heads, 0, width), np.float32))
+    ids = [start]
+    for step in range(steps):
+        inputs = {"input_ids": np.array([ids[-1:]]), "use_cache_branch": np.array([step > 0]), **given}
+        outputs = dict(zip(names(decoder.get_outputs()), decoder.run(None, inputs | caches), strict=True))
+        ids.append(int(outputs["logits"][0, -1].argmax()))
+        changing = [name for name in past if step == 0 or ".decoder." in name]
+        caches |= {name: outputs[name.replace("past_key_values", "present")] for name in changing}
+    return ids[1:]
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [("t5", {}), ("bart", {}), ("bart", {"decoder_heads": 4})],
+)
+def test_an_encoder_decoder_writes_the_same_tokens_as_optimum_begins(family, fields, tmp_path, monkeypatch):
+    """Also where heads are of another width than Optimum expects, or others in the decoder."""
+    monkeypatch.setitem(tiny.SHAPES, family, {**tiny.SHAPES[family], **fields})
+    model = shaken_model(family, "vocabulary", seed=3)
+    etymon.export(model, to="onnx", out=tmp_path / "export")
+    prompt = "The captain crossed the old"
+    expected = generate_texts(model, [prompt], DecodingSettings(max_new_tokens=8, min_new_tokens=8))[0]
+    config = AutoConfig.from_pretrained(tmp_path / "export")
+    source = np.array([AutoTokenizer.from_pretrained(tmp_path / "export")(prompt).input_ids])
+    written = greedy_behind_an_encoder(
+        tmp_path / "export" / "onnx",
+        source,
+        config.decoder_start_token_id,
+        8,
+        config.num_attention_heads,
+        config.hidden_size // config.num_attention_heads,
+    )
+    assert written == list(expected.ids)
+
+
 @pytest.mark.parametrize(("family", "head"), [("bert", "classification"), ("gpt2", "vocabulary")])
 @pytest.mark.parametrize("quantization", ["fp16", "int8"])
 def test_rounded_weights_have_the_names_that_runtimes_look_for(exported, family, head, quantization):
@@ -172,8 +218,6 @@ def test_a_tied_matrix_of_eight_bits_is_stored_once(exported, family):
 
 
 def test_the_folder_opens_in_transformers(exported):
-    from transformers import AutoConfig, AutoTokenizer
-
     folder, model, _ = exported("bert", "classification")
     assert AutoConfig.from_pretrained(folder).id2label == dict(enumerate(model.labels))
     ids = AutoTokenizer.from_pretrained(folder)("The river").input_ids
