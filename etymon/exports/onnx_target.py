@@ -309,13 +309,13 @@ def _run(session: Any, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _empty_caches(session: Any, rows: int) -> dict[str, np.ndarray]:
     """Keys and values of no tokens, as every decode begins."""
-    values = [value for value in session.get_inputs() if "past_key" in value.name]
-    # Free sizes have names; the branch that is given such caches does not read them, so 1 will do.
-    sizes = {
-        value.name: [size if isinstance(size, int) else 1 for size in (value.shape[1], value.shape[3])]
-        for value in values
-    }
-    return {name: np.zeros((rows, heads, 0, width), np.float32) for name, (heads, width) in sizes.items()}
+    caches = {}
+    for value in session.get_inputs():
+        if "past_key" in value.name:
+            # Free sizes have names; the branch that is given such caches does not read them, so 1 will do.
+            _, heads, _, width = (size if isinstance(size, int) else 1 for size in value.shape)
+            caches[value.name] = np.zeros((rows, heads, 0, width), np.float32)
+    return caches
 
 
 def _next_inputs(outputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

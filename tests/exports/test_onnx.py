@@ -142,7 +142,7 @@ def test_the_first_branch_does_not_read_the_past(exported):
     assert np.array_equal(*logits)
 
 
-def greedy_behind_an_encoder(files, source, start, steps, heads, width):
+def greedy_behind_an_encoder(files, source, config, steps):
     """As Optimum decodes: caches of no tokens at first, of the sizes that it takes from the configuration; the
     source's keys are those of the first call."""
     encoder, decoder = (
@@ -152,8 +152,9 @@ def greedy_behind_an_encoder(files, source, start, steps, heads, width):
     memory = encoder.run(["last_hidden_state"], {"input_ids": source, "attention_mask": mask})[0]
     given = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
     past = [name for name in names(decoder.get_inputs()) if name.startswith("past")]
-    caches = dict.fromkeys(past, np.zeros((1, heads, 0, width), np.float32))
-    ids = [start]
+    heads = config.num_attention_heads
+    caches = dict.fromkeys(past, np.zeros((1, heads, 0, config.hidden_size // heads), np.float32))
+    ids = [config.decoder_start_token_id]
     for step in range(steps):
         inputs = {"input_ids": np.array([ids[-1:]]), "use_cache_branch": np.array([step > 0]), **given}
         outputs = dict(zip(names(decoder.get_outputs()), decoder.run(None, inputs | caches), strict=True))
@@ -171,19 +172,13 @@ def test_an_encoder_decoder_writes_the_same_tokens_as_optimum_begins(family, fie
     """Also where heads are of another width than Optimum expects, or others in the decoder."""
     monkeypatch.setitem(tiny.SHAPES, family, {**tiny.SHAPES[family], **fields})
     model = shaken_model(family, "vocabulary", seed=3)
-    etymon.export(model, to="onnx", out=tmp_path / "export")
+    folder = tmp_path / "export"
+    etymon.export(model, to="onnx", out=folder)
     prompt = "The captain crossed the old"
     expected = generate_texts(model, [prompt], DecodingSettings(max_new_tokens=8, min_new_tokens=8))[0]
-    config = AutoConfig.from_pretrained(tmp_path / "export")
-    source = np.array([AutoTokenizer.from_pretrained(tmp_path / "export")(prompt).input_ids])
-    written = greedy_behind_an_encoder(
-        tmp_path / "export" / "onnx",
-        source,
-        config.decoder_start_token_id,
-        8,
-        config.num_attention_heads,
-        config.hidden_size // config.num_attention_heads,
-    )
+    source = np.array([AutoTokenizer.from_pretrained(folder)(prompt).input_ids])
+    config = AutoConfig.from_pretrained(folder)
+    written = greedy_behind_an_encoder(folder / "onnx", source, config, 8)
     assert written == list(expected.ids)
 
 
