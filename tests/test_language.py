@@ -409,7 +409,7 @@ def test_a_report_of_a_run_is_chinese(chinese, tmp_path):
         subtitle=describe_rows("classify", table, table),
     )
     model = tiny.model("gpt2", frozenset({"vocabulary"}))
-    write_run_report(tmp_path / "report.html", model, records, [(1, "好")], parts)
+    write_run_report(tmp_path / "report.html", model, records, [(1, "好")], parts, {"xz": 2.0})
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<html lang="zh">' in page and not english_headings(page)
     for text in (

@@ -157,15 +157,21 @@ def learning_curve(
 
 
 def write_run_report(
-    path: Path, model: Model, records: Records, samples: Sequence[tuple[int, str]], parts: ReportParts
+    path: Path,
+    model: Model,
+    records: Records,
+    samples: Sequence[tuple[int, str]],
+    parts: ReportParts,
+    references: Mapping[str, float],
 ) -> None:
-    """Writes the page of a run from the `records` of its metrics and (step, text) `samples`."""
+    """Writes the page of a run from the `records` of its metrics and (step, text) `samples`; `references` are
+    what others need for the same text (`compare_with_xz`)."""
     trained = [record for record in records if "tokens_per_second" in record]
     is_likelihood = _is_likelihood(records)
     unit = "bits_per_byte" if is_likelihood else "bits_per_target"
     label = unit.replace("_", " ")
     validated = [record for record in records if VALIDATION_PREFIX + unit in record]
-    references, caption = compare_with_xz(parts.store, model, records), ""
+    caption = ""
     if references:
         caption = (
             "The dashed line is what xz, a compressor, needs for the validation text when it has read the "

@@ -194,8 +194,8 @@ def run(job: Job, data: TrainingData) -> Pretrained:
                     merge(model)
                 save_models(models, job.folder, history=history)
                 parts = data.report_parts(job, model, evaluation, records)
-                write_run_report(report, model, records, samples, parts)
                 references = compare_with_xz(parts.store, model, records)
+                write_run_report(report, model, records, samples, parts, references)
 
         name = file.start or f"{plan.family.name} --from-scratch" if is_task else plan.family.name
         verb, out = "finetune" if is_task else "pretrain", shlex.quote(str(job.folder))

@@ -305,3 +305,16 @@ def test_leftovers_of_an_interrupted_start(tmp_path: Path, monkeypatch: pytest.M
     assert other.model.tokenizer.size <= 300 < result.model.tokenizer.size
     never_begun(tmp_path / "run")
     assert pretrain("bert", tmp_path / "run", steps=1).steps == 1
+
+
+def test_xz_is_measured_once_for_report_and_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from etymon.runs import report
+
+    real, measured = report.xz_bits_per_byte, []
+    monkeypatch.setattr(
+        report, "xz_bits_per_byte", lambda *given: measured.append(real(*given)) or measured[-1]
+    )
+    result = pretrain("gpt2", tmp_path / "run", steps=1)
+    assert [result.references["xz"]] == measured
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert f"xz on the same bytes</dt><dd>{measured[0]:.3f}</dd>" in page
