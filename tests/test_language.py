@@ -460,3 +460,16 @@ def test_what_a_chinese_keyboard_types_is_noted(chinese, capsys, tmp_path, monke
     # Nothing of what nobody refuses, nor of the commas of a Chinese text.
     assert len(run(capsys, "explain", "bort", "你好，世界。")[1].splitlines()) == 1
     assert len(run(capsys, "explain", "没有，没有", "你好，世界。")[1].splitlines()) == 1
+
+
+def test_why_a_recipe_is_as_it_is_is_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
+    from etymon.families import REGISTRY, get_family
+
+    monkeypatch.setenv("ETYMON_LANGUAGE", "zh")
+    families = [get_family(name) for name in REGISTRY]
+    reasons = {
+        recipe.why for family in families for recipe in (*family._all_recipes, *family.size_recipes.values())
+    }
+    assert len(reasons) > 10
+    for why in reasons - {""}:
+        assert HAN.search(translated(why, "report")), why
